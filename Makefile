@@ -1,0 +1,53 @@
+# agentlab: everything a fresh machine needs is Python >= 3.11 with venv and pip, and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	if $$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	then command -v $$name; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := notebook,dev
+INSTALLED := $(VENV)/.installed
+OUT := runs/demo
+PYTEST_ARGS ?=
+
+.PHONY: help install demo test test-slow test-browser lint lab clean
+
+help: ## what each target does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 20
+
+install: $(INSTALLED) ## the environment in .venv, with everything for notebooks and tests
+
+$(INSTALLED): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "agentlab needs Python 3.11 or newer with venv and pip, and none is on the PATH." \
+		"Install one (Debian: apt-get install python3-venv), or say which: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@echo "installing agentlab[$(EXTRAS)] into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: install ## fetch the model, run the quickstart notebook, print the reward before and after
+	@$(BIN)/python -m agentlab.bench.quickstart --out $(OUT)
+
+test: install lint ## style, types, and every test but the slow ones
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: install ## the slow tests
+	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-browser: install ## the tests that drive a headless Chromium
+	@$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
+
+lint: install ## ruff and pyright
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
+	@$(BIN)/pyright
+
+lab: install ## JupyterLab on the notebooks
+	@$(BIN)/jupyter lab notebooks
+
+clean: ## remove the environment, caches and outputs
+	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
