@@ -1,0 +1,116 @@
+"""Continuous tracing: spans of typed stages with tags, counters, kept per thread in bounded memory.
+
+A span of device work ends at a host read that the code needs anyway (sampled tokens, the loss).
+Reading is safe from any thread at any time.
+"""
+
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from time import perf_counter_ns as now_ns
+from types import TracebackType
+from typing import Any
+
+from agentlab.tracing.buffers import Buffers
+from agentlab.tracing.spans import STAGES, Reading, Span, Stage, check_stage
+
+__all__ = [
+    "STAGES",
+    "Reading",
+    "Span",
+    "Stage",
+    "counter",
+    "counters",
+    "now_ns",
+    "record",
+    "span",
+    "spans",
+    "tagged",
+]
+
+_NO_TAGS: Mapping[str, Any] = {}
+_tags: ContextVar[Mapping[str, Any]] = ContextVar("agentlab_tags", default=_NO_TAGS)
+_spans = Buffers()
+_counters = Buffers(max_records=65_536)
+_append = _spans.append
+_current_tags = _tags.get
+
+
+class span:
+    """`with span("step", turn=2): ...` records how long the body took, also when it raises.
+
+    Raises:
+        ConfigError: the stage is unknown; names the nearest.
+    """
+
+    __slots__ = ("_stage", "_start_ns", "_tags")
+
+    def __init__(self, stage: Stage, **tags: Any):
+        if stage not in STAGES:
+            check_stage(stage)
+        self._stage = stage
+        self._tags = tags or None
+
+    def __enter__(self) -> None:
+        self._start_ns = now_ns()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _append((self._stage, self._start_ns, now_ns(), _current_tags(), self._tags))
+
+
+class tagged:
+    """`with tagged(group=3, episode=1): ...` puts these tags on every span of the body.
+
+    The tags follow tasks and worker threads that are started inside, because contexts are copied there.
+    """
+
+    __slots__ = ("_tags", "_token")
+    _token: Token[Mapping[str, Any]]
+
+    def __init__(self, **tags: Any):
+        self._tags = tags
+
+    def __enter__(self) -> None:
+        self._token = _tags.set({**_tags.get(), **self._tags})
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _tags.reset(self._token)
+
+
+def record(stage: Stage, start_ns: int, end_ns: int, **tags: Any) -> None:
+    """Record a span whose times are known already, as `now_ns()` readings.
+
+    Raises:
+        ConfigError: the stage is unknown; names the nearest.
+    """
+    check_stage(stage)
+    _append((stage, start_ns, end_ns, _current_tags(), tags or None))
+
+
+def counter(name: str, value: float) -> None:
+    """Record the value of a counter now, e.g. `counter("queue_depth", 3)`."""
+    _counters.append((name, now_ns(), value))
+
+
+def spans(since_ns: int = 0) -> tuple[Span, ...]:
+    """The kept spans that ended at or after `since_ns`, by start time."""
+    found = [
+        Span(stage, start_ns, end_ns, thread, {**context, **tags} if tags else context)
+        for thread, records in _spans.read()
+        for stage, start_ns, end_ns, context, tags in records
+        if end_ns >= since_ns
+    ]
+    return tuple(sorted(found, key=_start))
+
+
+def counters(since_ns: int = 0) -> tuple[Reading, ...]:
+    """The kept counter readings taken at or after `since_ns`, by time."""
+    found = [Reading(*row) for _, records in _counters.read() for row in records if row[1] >= since_ns]
+    return tuple(sorted(found, key=_time))
+
+
+def _start(item: Span) -> int:
+    return item.start_ns
+
+
+def _time(item: Reading) -> int:
+    return item.time_ns
