@@ -1,0 +1,284 @@
+"""Messages to token ids and back, exactly as a tokenizer's chat template writes them."""
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentlab.errors import ConfigError
+from agentlab.types import Message
+
+CACHED_PROMPTS = 1024
+"""Renderings kept for reuse: a group's episodes share their prompt, and observations repeat."""
+
+END_NAMES = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "<eos>",
+    "</s>",
+)
+"""Special tokens that end a text in the model families we know; each counts where it exists."""
+
+ASSISTANT_MARK = "qzASSISTANTqz"
+MESSAGE_MARK = "qzMESSAGEqz"
+DIALOGUES: tuple[tuple[Message, ...], ...] = (
+    ({"role": "system", "content": "S"}, {"role": "user", "content": "U"}),
+    ({"role": "user", "content": "U"},),
+)
+"""What stands before a sampled turn when a delta is rendered. The system message keeps templates
+from putting their default one in; the second is for templates that refuse system messages."""
+
+
+@dataclass(frozen=True)
+class Closing:
+    """How a template closes a sampled turn: the text before its end-of-turn token, and that token."""
+
+    text: str
+    token: str
+    token_id: int
+
+
+class ChatFormat:
+    """A tokenizer's chat template as token deltas: what was sampled is never encoded again.
+
+    Everything is read off the template at construction, by rendering small dialogues. Contents of
+    messages are text, whoever wrote them: where one spells a special token, it is encoded as
+    ordinary characters. A template without a tool role gets tool results as user messages (see
+    `template_messages`).
+
+    Holds no state but its caches, so any thread may use it.
+
+    Args:
+        tokenizer: Any `transformers` tokenizer with a chat template, or anything with its `encode`,
+            `decode` and `apply_chat_template`.
+        tool_role: The role under which tool results are rendered. By default "tool" where the
+            template names that role, else "user".
+        template_options: Further variables of the template, e.g. {"enable_thinking": False}.
+
+    Raises:
+        ConfigError: there is no chat template, or it does not show what an assistant says.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, tool_role: str | None = None, template_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._options = dict(template_options or {})
+        self._specials = special_tokens(tokenizer)
+        spelled = sorted(self._specials, key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        self._cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        self._dialogue = self._choose_dialogue()
+        self.tool_role: str = tool_role or ("tool" if self._has_tool_role() else "user")
+        self._closings = {role: self._closing(role) for role in {"user", self.tool_role}}
+        self.stop_token_ids: tuple[int, ...] = self._find_stop_tokens()
+        self._start = functools.lru_cache(CACHED_PROMPTS)(self._encode_start)
+        self._after = functools.lru_cache(CACHED_PROMPTS)(self._encode_after)
+
+    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The whole prompt of a conversation, with the generation prompt at its end.
+
+        Raises:
+            ConfigError: a message is malformed, or the template refuses the conversation.
+        """
+        return self._start(as_key(messages))
+
+    def extend(self, sampled: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
+        """What the template puts after a sampled turn, as ids to append to it.
+
+        That is the rest of the end of turn (its token, too, if the turn was cut before it), the
+        separators, the new messages and the generation prompt.
+
+        Raises:
+            ConfigError: a message is malformed, or the template refuses it there.
+        """
+        open_turn, closed_by, after_closing = self._after(as_key(messages))
+        return after_closing if sampled and sampled[-1] == closed_by else open_turn
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a sampled turn, without the end-of-turn tokens at its end."""
+        end = len(tokens)
+        while end and tokens[end - 1] in self.stop_token_ids:
+            end -= 1
+        if self._cleans_up:
+            return self._tokenizer.decode(list(tokens[:end]), clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(list(tokens[:end]))
+
+    def template_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as they are handed to the template: the one place where roles fall back.
+
+        Content that is missing becomes empty text. Where the template has no tool role, results
+        that follow each other become one user message, a line each, so that roles still alternate.
+        """
+        made: list[Message] = []
+        joins = False
+        for message in map(checked_message, messages):
+            role = self.tool_role if message["role"] == "tool" else message["role"]
+            falls_back = message["role"] == "tool" and role == "user"
+            if made and made[-1]["role"] == role == "user" and (falls_back or joins):
+                made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{message['content']}"}
+            else:
+                made.append({**message, "role": role})
+            joins = falls_back or (joins and role == "user")
+        return made
+
+    # -- encoding ---------------------------------------------------------------------------------
+
+    def _encode_start(self, key: str) -> tuple[int, ...]:
+        text, mark = self._render(self.template_messages(json.loads(key)))
+        return self._encode(text, mark)
+
+    def _encode_after(self, key: str) -> tuple[tuple[int, ...], int | None, tuple[int, ...]]:
+        """Ids to append to an open turn; the token that closes a turn; ids to append to a closed one."""
+        messages = self.template_messages(json.loads(key))
+        text, mark = self._render([*self._dialogue, {"role": "assistant", "content": ASSISTANT_MARK}, *messages])
+        delta = text.split(ASSISTANT_MARK, 1)[1]
+        closing = self._closings.get(messages[0]["role"] if messages else "user")
+        if closing is None or not delta.startswith(closing.text + closing.token):
+            return self._encode(delta, mark), None, ()
+        after_closing = self._encode(delta[len(closing.text) :], mark)
+        return self._encode(delta, mark), closing.token_id, after_closing[1:]
+
+    def _encode(self, text: str, mark: str) -> tuple[int, ...]:
+        pieces = text.split(mark)
+        return tuple(i for piece in pieces if piece for i in self._tokenizer.encode(piece, add_special_tokens=False))
+
+    def _render(self, messages: list[Message]) -> tuple[str, str]:
+        """The template's text, and the mark at which it must be cut before it is encoded."""
+        mark = "qzCUTqz"
+        if self._special_pattern is None:
+            return self._apply(messages), mark
+        while any(mark in str(message) for message in messages):
+            mark += "z"
+        defused = [self._defuse(message, mark) for message in messages]
+        return self._apply(defused), mark
+
+    def _defuse(self, value: Any, mark: str) -> Any:
+        """The value with a mark inside everything in its texts that spells a special token."""
+        if isinstance(value, str):
+            return self._defuse_text(value, mark)
+        if isinstance(value, dict):
+            return {self._defuse(key, mark): self._defuse(item, mark) for key, item in value.items()}
+        return [self._defuse(item, mark) for item in value] if isinstance(value, list) else value
+
+    def _defuse_text(self, text: str, mark: str) -> str:
+        assert self._special_pattern is not None
+        pieces: list[str] = []
+        begin = 0
+        while found := self._special_pattern.search(text, begin):
+            if len(found.group()) == 1:
+                raise ConfigError(
+                    f"A message contains {found.group()!r}, which is a special token of one character and so "
+                    f"cannot be encoded as text. Take it out of the message: {text!r:.80}."
+                )
+            pieces.append(text[begin : found.start() + 1])
+            begin = found.start() + 1
+        return mark.join([*pieces, text[begin:]])
+
+    def _apply(self, messages: list[Message], *, prompt: bool = True) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=prompt, **self._options
+            )
+        except Exception as error:  # a template may raise anything; the reader needs to know what it refused
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise ConfigError(
+                f"The chat template refused a conversation with the roles {roles}: {error}. "
+                f"Give messages in an order it knows, or set another tokenizer.chat_template."
+            ) from error
+
+    # -- reading the template ---------------------------------------------------------------------
+
+    def _choose_dialogue(self) -> list[Message]:
+        error: ConfigError | None = None
+        for dialogue in DIALOGUES:
+            try:
+                text = self._apply([*dialogue, {"role": "assistant", "content": ASSISTANT_MARK}])
+            except ConfigError as refused:
+                error = error or refused
+                continue
+            if text.count(ASSISTANT_MARK) == 1:
+                return list(dialogue)
+        raise error or ConfigError(
+            "The chat template must show the content of an assistant's message once. "
+            "Set tokenizer.chat_template to the template of a chat model."
+        )
+
+    def _has_tool_role(self) -> bool:
+        """Whether the template's source names the role and shows its content after a sampled turn."""
+        source = str(getattr(self._tokenizer, "chat_template", None))
+        return bool(re.search(r"""['"]tool['"]""", source)) and self._between("tool") is not None
+
+    def _between(self, role: str) -> str | None:
+        """The text from a sampled turn to the content of a message after it; None if that is not shown."""
+        assistant = {"role": "assistant", "content": ASSISTANT_MARK}
+        try:
+            text = self._apply([*self._dialogue, assistant, {"role": role, "content": MESSAGE_MARK}])
+        except ConfigError:
+            return None
+        found = re.search(f"{ASSISTANT_MARK}(.*?){MESSAGE_MARK}", text, re.DOTALL)
+        return found.group(1) if found else None
+
+    def _closing(self, role: str) -> Closing | None:
+        between = self._between(role)
+        found = self._special_pattern.search(between) if self._special_pattern and between is not None else None
+        if between is None or found is None:
+            return None
+        return Closing(between[: found.start()], found.group(), self._specials[found.group()])
+
+    def _find_stop_tokens(self) -> tuple[int, ...]:
+        eos = getattr(self._tokenizer, "eos_token_id", None)
+        ids = set(eos if isinstance(eos, list | tuple) else [] if eos is None else [eos])
+        ids |= {closing.token_id for closing in self._closings.values() if closing}
+        return tuple(sorted(ids | {self._specials[name] for name in END_NAMES if name in self._specials}))
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """The texts of a tokenizer's special tokens, each with its id."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    texts = {str(token): index for index, token in added.items() if getattr(token, "special", True)}
+    for text in getattr(tokenizer, "all_special_tokens", ()):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if text not in texts and len(ids) == 1:
+            texts[text] = ids[0]
+    return texts
+
+
+def as_key(messages: Sequence[Message]) -> str:
+    """The messages as one hashable value.
+
+    Raises:
+        ConfigError: something in them is not plain data.
+    """
+    try:
+        return json.dumps(list(messages))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"A message must hold text, numbers, lists and dictionaries only: {error}. "
+            f'Give it as {{"role": "user", "content": "…"}}.'
+        ) from error
+
+
+def checked_message(message: Any) -> Message:
+    """The message with text as content.
+
+    Raises:
+        ConfigError: it has no role, or its content is not text.
+    """
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or not re.fullmatch(r"[\w-]+", role):
+        raise ConfigError(
+            f'A message must be {{"role": "user", "content": "…"}} with a word as role, got {message!r:.80}.'
+        )
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        content = "".join(str(part["text"]) for part in content)
+    if content is not None and not isinstance(content, str):
+        raise ConfigError(f"The content of a message must be text, got {type(content).__name__}: {content!r:.80}.")
+    return {**message, "content": content or ""}
