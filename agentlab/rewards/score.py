@@ -1,0 +1,102 @@
+"""What a reward is: a finite number, perhaps with the parts it was summed from."""
+
+import inspect
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agentlab.errors import ConfigError, RewardError
+from agentlab.types import Task
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward with the parts it was made of; each part becomes a metric."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+RewardFn: TypeAlias = Callable[[Task, str], float | Reward | Awaitable[float | Reward]]
+
+
+def as_reward(value: Any, source: str = "the reward function") -> Reward:
+    """The value as a reward: a finite number, never a stand-in for one.
+
+    Args:
+        value: What a reward function or an environment answered.
+        source: Who answered it, for the error.
+
+    Raises:
+        RewardError: it is missing, a bool, text, NaN, infinite or otherwise no number.
+    """
+    if isinstance(value, Reward):
+        parts = {str(name): finite(part, f"part {name!r} of {source}") for name, part in value.parts.items()}
+        return Reward(finite(value.value, source), parts)
+    return Reward(finite(value, source))
+
+
+def finite(value: Any, source: str) -> float:
+    """The value as a finite float.
+
+    Raises:
+        RewardError: it is not a finite real number.
+    """
+    if inspect.isawaitable(value):
+        raise RewardError(f"The reward of {source} was never awaited: return `await ...`, or declare it `async def`.")
+    if value is None:
+        raise RewardError(f"The reward of {source} must be a finite number, got None. Is a `return` missing?")
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        raise RewardError(f"The reward of {source} must be a number, got {value}. Return float(...) of it.")
+    if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
+        raise RewardError(f"The reward of {source} must be a finite number, got {type(value).__name__}: {value!r:.80}.")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RewardError(f"The reward of {source} must be one number, got {value!r:.80} ({error}).") from error
+    if not math.isfinite(number):
+        raise RewardError(f"The reward of {source} must be finite, got {number}. Check its logarithms and divisions.")
+    return number
+
+
+def combine(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:
+    """A weighted sum of reward functions that keeps each one's own value as a part.
+
+    Args:
+        parts: {"answer": (1.0, exact), "format": (0.1, one_call)}: weight and function by name.
+
+    Raises:
+        ConfigError: there are no parts, or a weight is not a finite number.
+    """
+    if not parts:
+        raise ConfigError('combine needs at least one part, e.g. {"answer": (1.0, exact)}, got none.')
+    for name, part in parts.items():
+        if not (isinstance(part, tuple) and len(part) == 2 and callable(part[1])):
+            raise ConfigError(f"Part {name!r} must be (weight, reward function), got {part!r:.80}.")
+        if not isinstance(part[0], numbers.Real) or not math.isfinite(part[0]):
+            raise ConfigError(f"The weight of part {name!r} must be a finite number, got {part[0]!r}.")
+    if any(inspect.iscoroutinefunction(function) for _, function in parts.values()):
+        return _combine_async(parts)
+
+    def combined(task: Task, answer: str) -> Reward:
+        return _weigh(parts, {name: function(task, answer) for name, (_, function) in parts.items()})
+
+    return combined
+
+
+def _combine_async(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:
+    async def combined(task: Task, answer: str) -> Reward:
+        values: dict[str, Any] = {}
+        for name, (_, function) in parts.items():
+            value = function(task, answer)
+            values[name] = await value if inspect.isawaitable(value) else value
+        return _weigh(parts, values)
+
+    return combined
+
+
+def _weigh(parts: Mapping[str, tuple[float, RewardFn]], values: Mapping[str, Any]) -> Reward:
+    made = {name: as_reward(value, f"part {name!r}").value for name, value in values.items()}
+    return Reward(float(sum(parts[name][0] * value for name, value in made.items())), made)
