@@ -1,0 +1,224 @@
+"""The decoder-only transformer (Llama, Qwen2, Qwen3) as a Flax NNX module."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from agentlab.models.config import DecoderConfig, LoraConfig, RopeScaling
+
+Attention = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+"""(layer, q [B,T,Hq,Dh], k [B,T,Hkv,Dh], v [B,T,Hkv,Dh]) -> [B,T,Hq,Dh]; q, k normed and rotated."""
+
+_List: Any = getattr(nnx, "List", list)  # flax 0.12 wants its own list for submodules, 0.11 has none
+
+
+class LoRAParam(nnx.Param):
+    """A low-rank adapter's weight: what LoRA training updates, and all that it updates."""
+
+
+class Linear(nnx.Module):
+    """y = W x (+ b), W stored [out, in] as Hugging Face does; with an adapter + scale * B A x."""
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        *,
+        bias: bool,
+        lora: LoraConfig | None,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.weight = nnx.Param(_normal(rngs, (num_out, num_in), dtype))
+        if bias:
+            self.bias = nnx.Param(jnp.zeros(num_out, dtype))
+        if lora:
+            self.lora_a = LoRAParam(_normal(rngs, (lora.rank, num_in), dtype))
+            self.lora_b = LoRAParam(jnp.zeros((num_out, lora.rank), dtype))
+        self.has_bias = bias
+        self.lora_scale = lora.scale if lora else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., in] -> [..., out]"""
+        y = project(x, self.weight[...])
+        if self.lora_scale is not None:
+            y += self.lora_scale * project(project(x, self.lora_a[...]), self.lora_b[...])
+        return y + self.bias[...] if self.has_bias else y
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * weight over the last axis, computed in float32.
+
+    Source: Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
+    """
+
+    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype):
+        self.weight = nnx.Param(jnp.ones(size, dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return self.weight[...] * normed.astype(x.dtype)
+
+
+class SelfAttention(nnx.Module):
+    """Projections, norms and rotation around the attention that the caller provides."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        linear = functools.partial(_linear, config, dtype=dtype, rngs=rngs)
+        self.q_proj = linear("q_proj", config.hidden_size, heads * size, bias=config.qkv_bias)
+        self.k_proj = linear("k_proj", config.hidden_size, kv_heads * size, bias=config.qkv_bias)
+        self.v_proj = linear("v_proj", config.hidden_size, kv_heads * size, bias=config.qkv_bias)
+        self.o_proj = linear("o_proj", heads * size, config.hidden_size, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(size, config.norm_eps, dtype=dtype)
+            self.k_norm = RMSNorm(size, config.norm_eps, dtype=dtype)
+        self.config = config
+
+    def __call__(self, x: jax.Array, angles: jax.Array, layer: int, attention: Attention) -> jax.Array:
+        q = self._heads(self.q_proj(x), self.config.num_heads)
+        k = self._heads(self.k_proj(x), self.config.num_kv_heads)
+        v = self._heads(self.v_proj(x), self.config.num_kv_heads)
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        mixed = attention(layer, rotate(q, angles), rotate(k, angles), v)
+        return self.o_proj(mixed.reshape(*x.shape[:-1], -1))
+
+    def _heads(self, x: jax.Array, count: int) -> jax.Array:
+        return x.reshape(*x.shape[:-1], count, self.config.head_dim)
+
+
+class MLP(nnx.Module):
+    """down(silu(gate(x)) * up(x)).
+
+    Source: Shazeer 2020 (arXiv:2002.05202), equation 6 (SwiGLU).
+    """
+
+    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        linear = functools.partial(_linear, config, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        self.gate_proj = linear("gate_proj", config.hidden_size, config.intermediate_size)
+        self.up_proj = linear("up_proj", config.hidden_size, config.intermediate_size)
+        self.down_proj = linear("down_proj", config.intermediate_size, config.hidden_size)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nnx.Module):
+    """One layer: attention and MLP, each normed before and added to the stream."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.self_attn = SelfAttention(config, dtype=dtype, rngs=rngs)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, angles: jax.Array, layer: int, attention: Attention) -> jax.Array:
+        x = x + self.self_attn(self.input_layernorm(x), angles, layer, attention)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nnx.Module):
+    """The whole model up to the logits. Attribute names are those of Hugging Face checkpoints.
+
+    The attention itself is given by the caller, so that packed training rows, prefill into a cache
+    and decode from a cache share this one forward pass.
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
+        dtype = jnp.dtype(dtype)
+        self.embed_tokens = nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size), dtype))
+        self.layers = _List([Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        if not config.tied_embeddings:
+            self.lm_head = nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size), dtype))
+        self.config = config
+
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array, attention: Attention, *, remat: bool = False
+    ) -> jax.Array:
+        """Hidden states after the final norm.
+
+        Args:
+            tokens: [B, T] int32.
+            positions: [B, T] int32, place of each token in its own sequence.
+            attention: Called once per layer; scales by `config.attention_scale` itself.
+            remat: Compute each layer again in the backward pass instead of keeping its inside.
+
+        Returns:
+            [B, T, D] in the weights' dtype.
+        """
+        angles = rotary_angles(self.config, positions)
+        x = self.embed_tokens[...][tokens]
+        for index, layer in enumerate(self.layers):
+            block = functools.partial(layer, angles=angles, layer=index, attention=attention)
+            x = jax.checkpoint(block)(x) if remat else block(x)
+        return self.norm(x)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [..., V] float32"""
+        table = self.embed_tokens if self.config.tied_embeddings else self.lm_head
+        logits = project(hidden, table[...], dtype=jnp.float32)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def project(x: jax.Array, weight: jax.Array, *, dtype: Any = None) -> jax.Array:
+    """[..., in] times weight [out, in], transposed -> [..., out]; `dtype` of the sums, x's if None."""
+    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=dtype or x.dtype)
+
+
+def rotary_angles(config: DecoderConfig, positions: jax.Array) -> jax.Array:
+    """[B, T] -> [B, T, Dh / 2] float32: by how much each pair of a head is turned.
+
+    Source: Su et al. 2021 (arXiv:2104.09864), equation 15.
+    """
+    return positions[..., None].astype(jnp.float32) * jnp.asarray(rotary_frequencies(config), jnp.float32)
+
+
+def rotary_frequencies(config: DecoderConfig) -> np.ndarray:
+    """[Dh / 2] float32, radians per token."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = np.float32(1.0) / np.float32(config.rope_theta) ** exponents
+    return _scaled(frequencies, config.rope_scaling) if config.rope_scaling else frequencies
+
+
+def _scaled(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_max_position * frequencies / np.float32(2 * np.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return ((1 - kept) * frequencies / scaling.factor + kept * frequencies).astype(np.float32)
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Turn the pairs (x[i], x[i + Dh / 2]) of [B, T, H, Dh] by angles [B, T, Dh / 2], in float32."""
+    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+@functools.cache
+def decoder_structure(config: DecoderConfig) -> nnx.GraphDef:
+    """What `nnx.merge` needs beside the parameters: `nnx.merge(decoder_structure(config), params)`."""
+    return nnx.split(abstract_decoder(config))[0]
+
+
+def abstract_decoder(config: DecoderConfig, dtype: Any = jnp.float32) -> Decoder:
+    """A decoder of shapes and dtypes only; nothing is computed or allocated."""
+    return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=dtype))
+
+
+def _linear(config: DecoderConfig, name: str, num_in: int, num_out: int, **options: Any) -> Linear:
+    lora = config.lora if config.lora and name in config.lora.targets else None
+    return Linear(num_in, num_out, lora=lora, **options)
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
+    return jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)

@@ -1,0 +1,87 @@
+"""Low-rank adapters: put on a model, and folded into its weights."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from agentlab.errors import ConfigError
+from agentlab.models.config import LORA_TARGETS, DecoderConfig, LoraConfig
+from agentlab.models.decoder import abstract_decoder
+from agentlab.models.model import Model
+from agentlab.models.tree import flat_arrays, with_arrays
+
+ADAPTER_NAMES = ("lora_a", "lora_b")
+
+
+def add_lora(
+    model: Model,
+    rank: int,
+    *,
+    alpha: float | None = None,
+    targets: Sequence[str] = LORA_TARGETS,
+    seed: int = 0,
+) -> Model:
+    """The same model with adapters that change nothing yet: A is random, B is 0.
+
+    The base weights are shared with `model`, not copied. Train the adapters alone by
+    `nnx.split(model.decoder(), LoRAParam, ...)`.
+
+    Args:
+        rank: Columns of B and rows of A.
+        alpha: The adapter's output is scaled by alpha / rank; None takes alpha = 2 * rank.
+        targets: Linear layers that get an adapter, in every block.
+        seed: Of A.
+
+    Raises:
+        ConfigError: the model has adapters already, the rank is below 1, or a target is unknown.
+    """
+    if model.config.lora:
+        raise ConfigError(f"{model.name} has adapters already. Fold them in with merge_lora first.")
+    lora = LoraConfig(rank=rank, alpha=2.0 * rank if alpha is None else alpha, targets=tuple(targets))
+    config = replace(model.config, lora=lora)
+    base = flat_arrays(model.params)
+    dtype = base["embed_tokens",].dtype
+    abstract = nnx.state(abstract_decoder(config, dtype), nnx.Param)
+    adapters = jax.jit(lambda: _fresh(abstract, base.keys(), seed))()
+    return replace(model, config=config, params=with_arrays(abstract, {**base, **adapters}))
+
+
+def merge_lora(config: DecoderConfig, params: Any) -> Any:
+    """Parameters without adapters: W + (alpha / rank) B A. May be called under `jax.jit`.
+
+    Args:
+        config: Of the decoder that `params` belong to.
+        params: All its parameters, adapters included.
+
+    Returns:
+        Parameters of `config.without_lora()`; untouched weights are shared, not copied.
+    """
+    if not config.lora:
+        return params
+    arrays = flat_arrays(params)
+    merged = {path: array for path, array in arrays.items() if path[-1] not in ADAPTER_NAMES}
+    for path in [path for path in arrays if path[-1] == "lora_a"]:
+        layer = path[:-1]
+        update = arrays[*layer, "lora_b"].astype(jnp.float32) @ arrays[path].astype(jnp.float32)
+        weight = merged[*layer, "weight"]
+        merged[*layer, "weight"] = (weight + config.lora.scale * update).astype(weight.dtype)
+    dtype = merged["embed_tokens",].dtype
+    return with_arrays(nnx.state(abstract_decoder(config.without_lora(), dtype), nnx.Param), merged)
+
+
+def _fresh(abstract: Any, base: Any, seed: int) -> dict[tuple, jax.Array]:
+    key = jax.random.key(seed)
+    adapters = {}
+    for index, (path, wanted) in enumerate(flat_arrays(abstract).items()):
+        if path in base:
+            continue
+        if path[-1] == "lora_b":
+            adapters[path] = jnp.zeros(wanted.shape, wanted.dtype)
+        else:
+            noise = jax.random.normal(jax.random.fold_in(key, index), wanted.shape, wanted.dtype)
+            adapters[path] = noise * jnp.asarray(wanted.shape[-1] ** -0.5, wanted.dtype)
+    return adapters

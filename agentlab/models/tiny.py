@@ -1,0 +1,68 @@
+"""A tiny random model, made on the spot, for tests and for trying things out without a download."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from agentlab.models.config import DecoderConfig
+from agentlab.models.decoder import Decoder
+from agentlab.models.model import Model
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def tiny_model(seed: int = 0, *, dtype: Any = jnp.float32, **config: Any) -> Model:
+    """A random Llama of about 0.1 M parameters with a byte-level tokenizer and a ChatML template.
+
+    Args:
+        seed: Of the weights; the same seed gives the same model.
+        dtype: Of the weights.
+        **config: Fields of `DecoderConfig` to change, e.g. `num_layers=1`.
+
+    Raises:
+        ConfigError: a field is unknown or impossible.
+    """
+    tokenizer = tiny_tokenizer()
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "max_position": 4096,
+        "tied_embeddings": True,
+        "eos_token_ids": (tokenizer.convert_tokens_to_ids("<|im_end|>"),),
+    }
+    made = DecoderConfig(**{**shape, **config})
+    params = jax.jit(lambda: nnx.state(Decoder(made, rngs=nnx.Rngs(seed), dtype=dtype), nnx.Param))()
+    return Model(f"tiny-{seed}", made, params, tokenizer)
+
+
+def tiny_tokenizer() -> Any:
+    """A tokenizer of one token per byte and three special ones: nothing is out of vocabulary."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    symbols = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    bytewise = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytewise.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
