@@ -1,0 +1,20 @@
+"""Asynchronous episodes over one engine: from tasks to finished groups, with no barrier."""
+
+from agentlab.rollout.config import RolloutConfig
+from agentlab.rollout.episode import Episode, World
+from agentlab.rollout.evaluation import Evaluation, evaluate, evaluate_async
+from agentlab.rollout.orchestrator import RolloutOrchestrator
+from agentlab.rollout.pacing import Gate
+from agentlab.rollout.single import run_episode
+
+__all__ = [
+    "Episode",
+    "Evaluation",
+    "Gate",
+    "RolloutConfig",
+    "RolloutOrchestrator",
+    "World",
+    "evaluate",
+    "evaluate_async",
+    "run_episode",
+]

@@ -1,0 +1,274 @@
+"""Runs hundreds of episodes over one engine, forms groups, and hands them on with no barrier."""
+
+import collections
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
+
+import anyio
+
+from agentlab.chat import ChatFormat
+from agentlab.concurrency import WorkerPool
+from agentlab.errors import ConfigError, RunError
+from agentlab.inference.base import Engine
+from agentlab.rollout.config import RolloutConfig
+from agentlab.rollout.episode import Episode, World, stable_seed
+from agentlab.rollout.pacing import Gate
+from agentlab.tracing import counter, now_ns, record
+from agentlab.types import (
+    EpisodeInFlight,
+    Failure,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    as_task,
+    check_kwargs,
+)
+
+Tasks = Iterable[Any] | AsyncIterable[Any]
+
+
+class RolloutOrchestrator:
+    """Runs the episodes of a stream of tasks concurrently and yields finished groups.
+
+    Owned by the loop it runs on. Use it alone (`async for group in orchestrator.stream(tasks)`),
+    or under a learner, which takes batches with `next_batch` and reports updates with `advance`.
+
+    Args:
+        engine: Serves the model calls; somebody must run `engine.serve()`.
+        agent_class: Called once per episode with `agent_kwargs`; a class or any callable.
+        env_class: Called once per episode with the task and `env_kwargs`.
+        config: How episodes are run.
+
+    Raises:
+        ConfigError: keyword arguments do not fit the class they are for.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        agent_class: Callable[..., Any],
+        env_class: Callable[..., Any],
+        agent_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        config: RolloutConfig | None = None,
+    ):
+        self.config = config or RolloutConfig()
+        agent_options, env_options = dict(agent_kwargs or {}), dict(env_kwargs or {})
+        check_kwargs(agent_class, agent_options, given_as="agent_kwargs")
+        check_kwargs(env_class, env_options, given_as="env_kwargs", reserved=1)
+        self._engine = engine
+        self._chat = ChatFormat(engine.tokenizer)
+        self._make_agent = lambda: agent_class(**agent_options)
+        self._make_environment = lambda task: env_class(task, **env_options)
+        self._ready: collections.deque[tuple[TrajectoryGroup, int]] = collections.deque()
+        self._changed = anyio.Event()
+        self._ended = False
+        self._episodes: dict[int, Episode] = {}
+        self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._first_failures: list[tuple[Task, Failure]] = []
+        self._last_progress_ns = now_ns()
+        self._pool: WorkerPool | None = None
+        self._version = self._first_version = engine.stats().policy_version
+        self.gate = Gate(
+            groups_per_step=self.config.groups_per_step, max_off_policy_steps=self.config.max_off_policy_steps
+        )
+
+    async def stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryGroup]:
+        """Finished groups of `tasks`, in the order in which they finish, with no learner behind.
+
+        Raises:
+            RunError: more than `max_failed_groups` groups failed.
+        """
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.produce, tasks)
+            taken = 0
+            try:
+                while batch := await self.next_batch(1):
+                    taken += 1
+                    self.trained(batch)
+                    self.gate.advance(taken // self.config.groups_per_step)
+                    yield batch[0]
+            finally:
+                self.finish()
+                group.cancel_scope.cancel()
+
+    async def produce(self, tasks: Tasks) -> None:
+        """Run the episodes of `tasks` until they end or the gate's limit is reached.
+
+        Raises:
+            RunError: more than `max_failed_groups` groups failed.
+            ConfigError: a task is neither a Task nor a dictionary with a prompt.
+        """
+        world = self._world()
+        places = anyio.Semaphore(self.config.max_concurrency)
+        try:
+            async with anyio.create_task_group() as members:
+                await self._admit_all(tasks, world, places, members)
+        finally:
+            world.pool.close()
+            self._ended = True
+            self._notify()
+
+    async def next_batch(self, count: int) -> list[TrajectoryGroup]:
+        """The next `count` groups that are fresh enough; fewer only when no more will come.
+
+        A group older than `max_off_policy_steps` is dropped, counted, and its place given back.
+        """
+        batch: list[TrajectoryGroup] = []
+        while len(batch) < count:
+            if not self._ready:
+                if self._ended:
+                    break
+                await self._changed.wait()
+                continue
+            group, since_ns = self._ready.popleft()
+            record("queue", since_ns, now_ns(), group=group.id)
+            counter("queue_depth", len(self._ready))
+            if self.staleness(group) > self.config.max_off_policy_steps:
+                self.gate.settle("stale")
+            else:
+                batch.append(group)
+        return batch
+
+    def staleness(self, group: TrajectoryGroup) -> int:
+        """Updates between the oldest token of a group and the weights now."""
+        oldest = group.oldest_version
+        return 0 if oldest is None else self._version - oldest
+
+    def trained(self, batch: list[TrajectoryGroup]) -> None:
+        """The learner has consumed these groups."""
+        self.gate.settle("trained", len(batch))
+
+    def advance(self, version: int) -> None:
+        """The weights are now at `version`: more groups may start."""
+        self._version = version
+        self.gate.advance(version - self._first_version)
+
+    def finish(self) -> None:
+        """Nothing more will be consumed: what is still in flight counts as cancelled."""
+        self.gate.settle("cancelled", self.gate.counts.in_flight)
+
+    @property
+    def queue_depth(self) -> int:
+        return len(self._ready)
+
+    @property
+    def num_hung(self) -> int:
+        """Worker threads that still run a call whose deadline has passed."""
+        return self._pool.num_hung if self._pool else 0
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Failed episodes by stage."""
+        return dict(self._failures)
+
+    @property
+    def recent(self) -> tuple[Trajectory, ...]:
+        """The newest trajectories, oldest first."""
+        return tuple(self._recent)
+
+    def in_flight(self) -> tuple[EpisodeInFlight, ...]:
+        """Every episode in flight: where it is and since when."""
+        return tuple(episode.in_flight() for episode in self._episodes.values())
+
+    def stalled(self) -> str | None:
+        """Who waits for whom, when nothing has finished for `stall_after_s`; else None."""
+        now = now_ns()
+        quiet_s = (now - self._last_progress_ns) / 1e9
+        waiting = sorted(self.in_flight(), key=lambda episode: episode.since_ns)
+        if not waiting or quiet_s < self.config.stall_after_s:
+            return None
+        first = waiting[0]
+        return (
+            f"Nothing has finished for {quiet_s:.0f} s. {len(waiting)} episodes in flight; the longest wait: "
+            f"group {first.group_id}, episode {first.episode}, turn {first.turn}, in {first.stage} for "
+            f"{(now - first.since_ns) / 1e9:.0f} s."
+        )
+
+    async def run_one(self, task: Any) -> Trajectory:
+        """Play one task once, outside of all pacing."""
+        world = self._world()
+        whole = as_task(task, 0)
+        try:
+            seed = stable_seed(self.config.seed, whole.id, 0)
+            return await Episode(world, whole, group_id=f"0:{whole.id}", index=0, seed=seed).run()
+        finally:
+            world.pool.close()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _world(self) -> World:
+        self._pool = WorkerPool(self.config.max_workers)
+        return World(self._engine, self._chat, self._make_agent, self._make_environment, self.config, self._pool)
+
+    async def _admit_all(self, tasks: Tasks, world: World, places: anyio.Semaphore, members: Any) -> None:
+        index = 0
+        async for given in _each(tasks):
+            task = as_task(given, index)
+            await self.gate.admit()
+            await self._start_group(f"{index}:{task.id}", task, world, places, members)
+            index += 1
+        if index == 0:
+            raise ConfigError("The stream of tasks must hold at least one task, got none.")
+
+    async def _start_group(self, group_id: str, task: Task, world: World, places: anyio.Semaphore, tasks: Any) -> None:
+        finished: list[Trajectory] = []
+        for episode in range(self.config.group_size):
+            await places.acquire()
+            seed = stable_seed(self.config.seed, group_id, episode)
+            run = Episode(world, task, group_id=group_id, index=episode, seed=seed)
+            tasks.start_soon(self._play, run, finished, places)
+
+    async def _play(self, episode: Episode, finished: list[Trajectory], places: anyio.Semaphore) -> None:
+        self._episodes[id(episode)] = episode
+        counter("episodes_in_flight", len(self._episodes))
+        try:
+            trajectory = await episode.run()
+        finally:
+            del self._episodes[id(episode)]
+            places.release()
+        self._last_progress_ns = now_ns()
+        self._recent.append(trajectory)
+        if trajectory.failure is not None:
+            self._failures[trajectory.failure.stage] += 1
+            if len(self._first_failures) < 5:
+                self._first_failures.append((trajectory.task, trajectory.failure))
+        finished.append(trajectory)
+        if len(finished) == self.config.group_size:
+            self._finish_group(finished)
+
+    def _finish_group(self, finished: list[Trajectory]) -> None:
+        members = tuple(sorted(finished, key=lambda t: t.episode))
+        if sum(t.scored for t in members) >= min(2, self.config.group_size):
+            self._ready.append((TrajectoryGroup(members[0].group_id, members[0].task, members), now_ns()))
+            counter("queue_depth", len(self._ready))
+            self._notify()
+            return
+        self.gate.settle("failed")
+        if self.gate.counts.failed > self.config.max_failed_groups:
+            raise RunError(self._failure_report())
+
+    def _failure_report(self) -> str:
+        lines = [
+            f"{self.gate.counts.failed} groups failed, more than max_failed_groups={self.config.max_failed_groups}. "
+            "Mend what raised, or raise max_failed_groups. The first failures:"
+        ]
+        for task, failure in self._first_failures:
+            lines.append(f"- task {task.id!r}, turn {failure.turn}, in {failure.stage}: {failure.error}")
+            lines.append(failure.traceback)
+        return "\n".join(lines)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+async def _each(tasks: Tasks) -> AsyncIterator[Any]:
+    if isinstance(tasks, AsyncIterable):
+        async for task in tasks:
+            yield task
+    else:
+        for task in tasks:
+            yield task

@@ -1,0 +1,57 @@
+"""How far episodes may run ahead of the learner, and where every admitted group ended."""
+
+import asyncio
+
+from agentlab.types import Counts, Outcome
+
+
+class Gate:
+    """Admits groups so that what is produced is still fresh when it is consumed; owned by the loop.
+
+    At version v at most `(v + 1 + max_off_policy_steps) * groups_per_step` groups may have been
+    admitted and not given back, and never more than `limit` in all: a mean-age bound. The age of
+    each group is checked again when it is consumed.
+    """
+
+    def __init__(self, *, groups_per_step: int, max_off_policy_steps: int, limit: int | None = None):
+        self.groups_per_step, self.max_off_policy_steps, self.limit = groups_per_step, max_off_policy_steps, limit
+        self.version = 0
+        self.paused = False
+        self._outcomes: dict[Outcome, int] = dict.fromkeys(("trained", "stale", "filtered", "failed", "cancelled"), 0)
+        self._admitted = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def counts(self) -> Counts:
+        ended = sum(self._outcomes.values())
+        return Counts(admitted=self._admitted, in_flight=self._admitted - ended, **self._outcomes)
+
+    async def admit(self) -> None:
+        """Wait until one more group may begin, and count it."""
+        while not self._open:
+            self._changed.clear()
+            await self._changed.wait()
+        self._admitted += 1
+
+    def settle(self, outcome: Outcome, count: int = 1) -> None:
+        """Where a group ended. Only a trained one keeps its place; the others give it back."""
+        self._outcomes[outcome] += count
+        self._changed.set()
+
+    def advance(self, version: int) -> None:
+        """The learner has done `version` updates since the run began."""
+        self.version = version
+        self._changed.set()
+
+    def pause(self, paused: bool) -> None:
+        self.paused = paused
+        self._changed.set()
+
+    @property
+    def _holding(self) -> int:
+        return self._admitted - sum(n for outcome, n in self._outcomes.items() if outcome != "trained")
+
+    @property
+    def _open(self) -> bool:
+        ahead = (self.version + 1 + self.max_off_policy_steps) * self.groups_per_step
+        return not self.paused and self._holding < (ahead if self.limit is None else min(ahead, self.limit))

@@ -1,0 +1,355 @@
+"""A run: what the notebook holds while rollouts and training go on in the background."""
+
+import asyncio
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from agentlab import tracing
+from agentlab.concurrency import BEAT_S, LoopThread
+from agentlab.errors import RunActiveError, RunEnded
+from agentlab.inference.base import Engine
+from agentlab.rollout.evaluation import first_error
+from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
+from agentlab.tracing import now_ns, span
+from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup, mean
+
+_LIVE = "_agentlab_live_run"
+"""The attribute of `sys` that remembers the live run: it survives a re-run cell and a reloaded module."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, built on the loop thread by the learner's front door."""
+
+    engine: Engine
+    orchestrator: RolloutOrchestrator
+    learner: Any
+    """Has `serve()` and `update(groups)`."""
+    on_policy: Callable[[Policy], None]
+    """Told of each new policy."""
+
+
+class Session:
+    """The body of a run; owned by the loop."""
+
+    def __init__(self, name: str, parts: Parts, tasks: Tasks, steps: int):
+        self.name, self.parts, self.tasks, self.steps = name, parts, tasks, steps
+        self.status: RunStatus = "starting"
+        self.start_ns = now_ns()
+        self.metrics: list[Mapping[str, float]] = []
+        self.listeners: list[Callable[[RunSnapshot], None]] = []
+        self._resumed = anyio.Event()
+        self._resumed.set()
+
+    async def main(self) -> None:
+        """Serve engine and learner, produce groups, and train on them until the steps are done."""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self.parts.engine.serve)
+                group.start_soon(self.parts.learner.serve)
+                group.start_soon(self.parts.orchestrator.produce, self.tasks)
+                group.start_soon(self._tell_listeners)
+                self.status = "running"
+                await self._train()
+                group.cancel_scope.cancel()
+            self.status = "finished"
+        except asyncio.CancelledError:
+            self.status = "stopped"
+            raise
+        except BaseException:
+            self.status = "failed"
+            raise
+        finally:
+            self.parts.orchestrator.finish()
+
+    async def _train(self) -> None:
+        orchestrator = self.parts.orchestrator
+        while len(self.metrics) < self.steps:
+            await self._resumed.wait()
+            began_ns = now_ns()
+            batch = await orchestrator.next_batch(orchestrator.config.groups_per_step)
+            if not batch:
+                return
+            got_ns = now_ns()
+            staleness = [orchestrator.staleness(group) for group in batch]
+            result = await self.parts.learner.update(batch)
+            orchestrator.trained(batch)
+            self.parts.engine.update_policy(result.policy)
+            orchestrator.advance(result.policy.version)
+            self.parts.on_policy(result.policy)
+            row = dict(result.metrics) | self._row(batch, staleness, began_ns, got_ns)
+            self.metrics.append(row)
+            tracing.counter("reward", row["reward_mean"])
+
+    def _row(
+        self, batch: Sequence[TrajectoryGroup], staleness: Sequence[int], began_ns: int, got_ns: int
+    ) -> dict[str, float]:
+        members = [t for group in batch for t in group.trajectories]
+        scored = [t for t in members if t.scored]
+        return {
+            "step": len(self.metrics) + 1,
+            "time_s": (now_ns() - self.start_ns) / 1e9,
+            "reward_mean": mean([t.reward for t in scored]),
+            "solve_rate": mean([float(t.reward >= 1.0) for t in scored]),
+            "turns_mean": mean([len(t.turns) for t in members]),
+            "sampled_mean": mean([t.num_sampled for t in members]),
+            "truncated_share": mean([float(t.truncation is not None) for t in members]),
+            "failed_share": mean([float(not t.scored) for t in members]),
+            "staleness_mean": mean(staleness),
+            "staleness_max": max(staleness),
+            "wait_batch_s": (got_ns - began_ns) / 1e9,
+            "update_s": (now_ns() - got_ns) / 1e9,
+        }
+
+    async def _tell_listeners(self) -> None:
+        while True:
+            await anyio.sleep(1.0)
+            snapshot = self.snapshot()
+            for listener in self.listeners:
+                listener(snapshot)
+
+    def pause(self, paused: bool) -> None:
+        if self.status in ("running", "paused"):
+            self.status = "paused" if paused else "running"
+            self.parts.orchestrator.gate.pause(paused)
+            if paused:
+                self._resumed = anyio.Event()
+            else:
+                self._resumed.set()
+
+    def snapshot(self) -> RunSnapshot:
+        orchestrator = self.parts.orchestrator
+        notes = [stalled] if (stalled := orchestrator.stalled()) else []
+        if orchestrator.num_hung:
+            notes.append(f"{orchestrator.num_hung} worker threads still run a call whose deadline has passed.")
+        return RunSnapshot(
+            name=self.name,
+            status=self.status,
+            step=len(self.metrics),
+            steps=self.steps,
+            start_ns=self.start_ns,
+            now_ns=now_ns(),
+            metrics=tuple(self.metrics),
+            trajectories=orchestrator.recent,
+            counts=orchestrator.gate.counts,
+            engine=self.parts.engine.stats(),
+            episodes=orchestrator.in_flight(),
+            queue_depth=orchestrator.queue_depth,
+            max_concurrency=orchestrator.config.max_concurrency,
+            failures=orchestrator.failures,
+            notes=tuple(notes),
+        )
+
+
+class Run:
+    """A training run in the background; used by the main thread.
+
+    Displaying it shows the live dashboard. It holds no resource once it has ended.
+
+    Raises:
+        RunActiveError: another run lives in this process.
+    """
+
+    def __init__(self, name: str, build: Callable[[], Parts], tasks: Tasks, steps: int):
+        live = current_run()
+        if live is not None:
+            raise RunActiveError(
+                f"One run at a time: {live.name!r} is at step {live.snapshot().step} of {live.steps}. "
+                "Stop it first: al.current_run().stop(), or wait for it: al.current_run().wait()."
+            )
+        self.name, self.steps = name, steps
+        self._session: Session | None = None
+        self._last = RunSnapshot(name=name, status="starting", step=0, steps=steps, start_ns=now_ns(), now_ns=now_ns())
+        self._listeners: list[Callable[[RunSnapshot], None]] = []
+        self._error: BaseException | None = None
+
+        async def main() -> None:
+            try:
+                self._session = Session(name, build(), tasks, steps)
+                self._session.listeners = self._listeners
+                await first_error(self._session.main)
+            except BaseException as error:
+                self._error = error
+                raise
+            finally:
+                self._finish()
+
+        setattr(sys, _LIVE, self)
+        self._thread = LoopThread(main)
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._thread.done
+
+    @property
+    def status(self) -> RunStatus:
+        return self.snapshot().status
+
+    def wait(self) -> "Run":
+        """Wait for its end and return it. An interrupt ends the waiting, not the run.
+
+        Raises:
+            RunError: the engine, the learner or too many episodes failed.
+        """
+        try:
+            self._thread.join()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"Run {self.name!r} goes on in the background. Wait again: run.wait(); end it: run.stop()."
+            ) from None
+        return self._outcome()
+
+    def __await__(self) -> Generator[Any, None, "Run"]:
+        return self._awaited().__await__()
+
+    def pause(self) -> None:
+        """Admit no new groups and begin no update; episodes in flight play to their end."""
+        self._call(lambda session: session.pause(True))
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._call(lambda session: session.pause(False))
+
+    def stop(self, timeout_s: float = 30.0) -> "Run":
+        """End it now: nothing is drained, every environment is closed. Does nothing to an ended run."""
+        if not self.done:
+            self._thread.cancel()
+        self._thread.join(timeout_s)
+        return self
+
+    # -- what it has seen --------------------------------------------------------------------------
+
+    def snapshot(self) -> RunSnapshot:
+        """Everything a display needs, taken at one moment."""
+        if not self.done and self._session is not None:
+            session = self._session
+            try:
+                return self._thread.call(session.snapshot)
+            except RunEnded:
+                return self._last
+        return self._last
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """One row per update."""
+        return [dict(row) for row in self.snapshot().metrics]
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The newest trajectories, oldest first."""
+        return self.snapshot().trajectories
+
+    def spans(self) -> tuple[tracing.Span, ...]:
+        """What was traced since the run began, until it ended."""
+        last = self.snapshot()
+        return tuple(s for s in tracing.spans(last.start_ns) if s.start_ns <= last.now_ns)
+
+    def save_metrics(self, path: str | Path) -> Path:
+        """Write one JSON object per update and line; NaN becomes null."""
+        lines = [json.dumps({k: None if _is_nan(v) else v for k, v in row.items()}) for row in self.metrics]
+        return write_atomically(Path(path), "\n".join(lines) + "\n")
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Write a trace that opens in ui.perfetto.dev."""
+        since_ns = self.snapshot().start_ns
+        return Path(tracing.save_trace(path, self.spans(), tracing.counters(since_ns)) or path)
+
+    def add_listener(self, listener: Callable[[RunSnapshot], None]) -> None:
+        """Call `listener(snapshot)` on the loop thread about once a second, and once at the end."""
+        self._listeners.append(listener)
+        if self.done:
+            listener(self._last)
+
+    # -- displays: loaded when asked for -----------------------------------------------------------
+
+    def timeline(self, **options: Any) -> Any:
+        """Matplotlib axes: what was busy when."""
+        return _viz().timeline(self.spans(), **options)
+
+    def diagnose(self) -> Any:
+        """What waited for what, in words and numbers, and what to change."""
+        return _viz().diagnose(self.snapshot(), self.spans())
+
+    def dashboard(self) -> Any:
+        """The live dashboard of this run."""
+        return _viz().dashboard(self)
+
+    def watch(self, **options: Any) -> None:
+        """Refresh the dashboard from this cell until the run ends. An interrupt ends the watching only."""
+        _viz().watch(self, **options)
+
+    def _ipython_display_(self) -> None:
+        self.dashboard().show()
+
+    def __repr__(self) -> str:
+        now = self.snapshot()
+        rewards = [row["reward_mean"] for row in now.metrics]
+        reward = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
+        return f"<Run {self.name!r}: {now.status}, step {now.step} of {now.steps}{reward}>"
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    async def _awaited(self) -> "Run":
+        while not self.done:
+            await asyncio.sleep(BEAT_S)
+        return self._outcome()
+
+    def _outcome(self) -> "Run":
+        if self._error is not None and self._last.status == "failed":
+            raise self._error
+        return self
+
+    def _call(self, fn: Callable[[Session], None]) -> None:
+        session = self._session
+        if session is not None and not self.done:
+            self._thread.call(fn, session)
+
+    def _finish(self) -> None:
+        last = self._session.snapshot() if self._session is not None else replace(self._last, status="failed")
+        text = f"{type(self._error).__name__}: {self._error}" if last.status == "failed" else None
+        self._last = replace(last, error=text)
+        if getattr(sys, _LIVE, None) is self:
+            delattr(sys, _LIVE)
+        for listener in self._listeners:
+            listener(self._last)
+
+
+def current_run() -> Run | None:
+    """The live run of this process, or None."""
+    live = getattr(sys, _LIVE, None)
+    return live if live is not None and not live.done else None
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Write a file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _viz() -> Any:
+    return importlib.import_module("agentlab.viz")
