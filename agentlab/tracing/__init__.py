@@ -10,18 +10,24 @@ from time import perf_counter_ns as now_ns
 from types import TracebackType
 from typing import Any
 
+from agentlab.tracing.accounting import DEVICE_STAGES, Account, account
 from agentlab.tracing.buffers import Buffers
+from agentlab.tracing.perfetto import save_trace
 from agentlab.tracing.spans import STAGES, Reading, Span, Stage, check_stage
 
 __all__ = [
+    "DEVICE_STAGES",
     "STAGES",
+    "Account",
     "Reading",
     "Span",
     "Stage",
+    "account",
     "counter",
     "counters",
     "now_ns",
     "record",
+    "save_trace",
     "span",
     "spans",
     "tagged",

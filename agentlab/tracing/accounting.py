@@ -1,0 +1,156 @@
+"""Where device time went: busy time from merged intervals of real execution, idle time by its cause."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from agentlab.tracing.spans import Span
+from agentlab.tracing.table import STAGE_CODES, SpanTable
+
+DEVICE_STAGES = ("prefill", "decode", "forward_backward", "optimizer", "weight_sync")
+"""Stages during which the device executes; what overlaps counts once."""
+
+Cause = Literal[
+    "compile",
+    "load",
+    "checkpoint",
+    "engine",
+    "learner",
+    "tool",
+    "environment",
+    "reset",
+    "reward",
+    "agent",
+    "queue",
+    "data",
+    "nothing",
+]
+"""What went on while the device was idle. engine: a model call was in flight, and the host prepared it.
+learner: an update was under way on the host. nothing: no episode and no update was in flight."""
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+_RANKS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
+    ("compile", ("compile",)),
+    ("load", ("load",)),
+    ("checkpoint", ("checkpoint",)),
+    ("engine", ("model_call", "queueing")),
+    ("learner", ("advantage", "pack", "train")),
+)
+"""The first of these that is under way takes the whole gap."""
+
+_LAST: tuple[tuple[Cause, tuple[str, ...]], ...] = (("queue", ("queue",)), ("data", ("data",)))
+"""Taken only when no episode waits for anything."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Device time between two moments; `busy_s` plus the sum of `idle` is the duration."""
+
+    start_ns: int
+    stop_ns: int
+    busy_s: float
+    busy: Mapping[str, float]
+    """Seconds by device stage; where stages overlap the time is split evenly. Sums to `busy_s`."""
+    idle: Mapping[Cause, float]
+    """Seconds by cause, longest first; causes that took no time are left out."""
+
+    @property
+    def duration_s(self) -> float:
+        return (self.stop_ns - self.start_ns) / 1e9
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which the device executed, in [0, 1]; 0 of no time."""
+        return min(1.0, self.busy_s / self.duration_s) if self.stop_ns > self.start_ns else 0.0
+
+    @property
+    def idle_shares(self) -> dict[Cause, float]:
+        """Share of the whole time by cause, largest first; with `utilisation` they sum to 1."""
+        return {cause: seconds / self.duration_s for cause, seconds in self.idle.items()}
+
+
+def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop_ns: int | None = None) -> Account:
+    """Split the time from `start_ns` to `stop_ns` into busy and idle, and idle by cause.
+
+    Within a gap, episodes that wait for different things share it in proportion to their number.
+    A tool or reward that runs inside an environment's step counts as itself, not as the step.
+
+    Args:
+        spans: Any spans, in any order; those outside the window count nothing.
+        start_ns: A `now_ns()` reading; by default the first span's start.
+        stop_ns: Likewise; by default the last span's end.
+    """
+    table = SpanTable.of(spans)
+    table = table.where(table.end_ns > table.start_ns)
+    start, stop = _window(table, start_ns, stop_ns)
+    sweep = _Sweep(table.within(start, stop), start, stop)
+    on_device = {stage: sweep.active(stage) for stage in DEVICE_STAGES}
+    together = sum(on_device.values(), np.zeros(len(sweep.lengths_ns), np.int64))
+    busy = {stage: sweep.seconds(count / np.maximum(together, 1)) for stage, count in on_device.items()}
+    idle = _causes(sweep, together == 0)
+    return Account(start, stop, sweep.seconds(together > 0), busy, idle)
+
+
+def _window(table: SpanTable, start_ns: int | None, stop_ns: int | None) -> tuple[int, int]:
+    if start_ns is None:
+        start_ns = int(table.start_ns.min()) if len(table) else min(0, stop_ns or 0)
+    if stop_ns is None:
+        stop_ns = int(table.end_ns.max()) if len(table) else start_ns
+    return start_ns, max(start_ns, stop_ns)
+
+
+class _Sweep:
+    """Time cut at every start and end, so that nothing changes within a piece."""
+
+    def __init__(self, table: SpanTable, start_ns: int, stop_ns: int):
+        moments = np.concatenate([table.start_ns, table.end_ns, np.array([start_ns, stop_ns], np.int64)])
+        cuts, places = np.unique(moments, return_inverse=True)
+        self.lengths_ns = np.diff(cuts)
+        self._table = table
+        self._starts, self._ends = places[: len(table)], places[len(table) : 2 * len(table)]
+
+    def active(self, *stages: str) -> np.ndarray:
+        """[pieces] how many spans of these stages are under way in each piece."""
+        mine = np.isin(self._table.stages, [STAGE_CODES[stage] for stage in stages])
+        pieces = len(self.lengths_ns)
+        changes = np.bincount(self._starts[mine], minlength=pieces + 1)
+        changes -= np.bincount(self._ends[mine], minlength=pieces + 1)
+        return np.cumsum(changes)[:pieces]
+
+    def seconds(self, share: np.ndarray) -> float:
+        """Seconds of the pieces, each weighted by its share in [0, 1]."""
+        return float(self.lengths_ns @ share) / 1e9
+
+
+def _causes(sweep: _Sweep, gap: np.ndarray) -> dict[Cause, float]:
+    found: dict[Cause, float] = {}
+    for cause, stages in _RANKS:
+        here = gap & (sweep.active(*stages) > 0)
+        found[cause] = sweep.seconds(here)
+        gap = gap & ~here
+    waits = _waits(sweep)
+    total = sum(waits.values(), np.zeros(len(gap), np.int64))
+    for cause, count in waits.items():
+        found[cause] = sweep.seconds(np.where(gap, count / np.maximum(total, 1), 0.0))
+    gap = gap & (total == 0)
+    for cause, stages in _LAST:
+        here = gap & (sweep.active(*stages) > 0)
+        found[cause] = sweep.seconds(here)
+        gap = gap & ~here
+    found["nothing"] = sweep.seconds(gap)
+    return dict(sorted(((c, s) for c, s in found.items() if s > 0), key=lambda item: -item[1]))
+
+
+def _waits(sweep: _Sweep) -> dict[Cause, np.ndarray]:
+    """[pieces] episodes that wait outside the model, by what they wait for."""
+    tools, rewards = sweep.active("tool"), sweep.active("reward")
+    return {
+        "tool": tools,
+        "reward": rewards,
+        "environment": np.maximum(sweep.active("step") - tools - rewards, 0) + sweep.active("close"),
+        "reset": sweep.active("reset"),
+        "agent": sweep.active("agent"),
+    }
