@@ -11,7 +11,7 @@ import pytest
 
 from agentlab import tracing
 from agentlab.errors import ConfigError
-from agentlab.tracing import counter, counters, now_ns, record, span, spans, tagged
+from agentlab.tracing import counter, counters, follow_spans, now_ns, record, span, spans, tagged
 from agentlab.tracing.buffers import Buffers
 
 
@@ -116,6 +116,18 @@ def test_reading_while_others_append_loses_and_invents_nothing(begin):
         assert seen <= found
         seen = found
     assert len(spans(begin)) == num_threads * each
+
+
+def test_a_follower_gets_every_later_span_once():
+    record("load", 0, 1)
+    new_spans = follow_spans()
+    assert new_spans() == ()
+    record("decode", 5, 6)
+    on_thread(lambda: record("reward", 1, 2), "other")
+    assert [found.stage for found in new_spans()] == ["reward", "decode"]
+    record("decode", 5, 6)
+    assert [found.stage for found in new_spans()] == ["decode"]
+    assert new_spans() == ()
 
 
 def test_memory_is_bounded_and_the_newest_records_are_kept():

@@ -4,7 +4,7 @@ A span of device work ends at a host read that the code needs anyway (sampled to
 Reading is safe from any thread at any time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from time import perf_counter_ns as now_ns
 from types import TracebackType
@@ -25,6 +25,7 @@ __all__ = [
     "account",
     "counter",
     "counters",
+    "follow_spans",
     "now_ns",
     "record",
     "save_trace",
@@ -99,19 +100,29 @@ def counter(name: str, value: float) -> None:
 
 def spans(since_ns: int = 0) -> tuple[Span, ...]:
     """The kept spans that ended at or after `since_ns`, by start time."""
-    found = [
-        Span(stage, start_ns, end_ns, thread, {**context, **tags} if tags else context)
-        for thread, records in _spans.read()
-        for stage, start_ns, end_ns, context, tags in records
-        if end_ns >= since_ns
-    ]
-    return tuple(sorted(found, key=_start))
+    return _as_spans(_spans.read(), since_ns)
+
+
+def follow_spans() -> Callable[[], tuple[Span, ...]]:
+    """A function that returns, each time it is called, the spans recorded since the call before."""
+    follower = _spans.follow()
+    return lambda: _as_spans(follower.new(), 0)
 
 
 def counters(since_ns: int = 0) -> tuple[Reading, ...]:
     """The kept counter readings taken at or after `since_ns`, by time."""
     found = [Reading(*row) for _, records in _counters.read() for row in records if row[1] >= since_ns]
     return tuple(sorted(found, key=_time))
+
+
+def _as_spans(rows: Iterable[tuple[str, list[tuple[Any, ...]]]], since_ns: int) -> tuple[Span, ...]:
+    found = [
+        Span(stage, start_ns, end_ns, thread, {**context, **tags} if tags else context)
+        for thread, records in rows
+        for stage, start_ns, end_ns, context, tags in records
+        if end_ns >= since_ns
+    ]
+    return tuple(sorted(found, key=_start))
 
 
 def _start(item: Span) -> int:

@@ -41,8 +41,12 @@ _RANKS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
 )
 """The first of these that is under way takes the whole gap."""
 
-_LAST: tuple[tuple[Cause, tuple[str, ...]], ...] = (("queue", ("queue",)), ("data", ("data",)))
-"""Taken only when no episode waits for anything."""
+_LAST: tuple[tuple[Cause, tuple[str, ...]], ...] = (
+    ("agent", ("rollout",)),
+    ("queue", ("queue",)),
+    ("data", ("data",)),
+)
+"""Taken only when no episode waits for anything; an episode between its stages is in its agent."""
 
 
 @dataclass(frozen=True)

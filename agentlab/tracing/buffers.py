@@ -54,9 +54,17 @@ class Buffers:
 
     def read(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
         """(thread name, its records oldest first), for every thread that has or had a buffer."""
+        return [(buffer.name, records) for buffer, records in self.snapshot()]
+
+    def follow(self) -> "Follower":
+        """A reader that gets every later record once, as long as it asks before buffers wrap around."""
+        return Follower(self)
+
+    def snapshot(self) -> list[tuple[Buffer, list[tuple[Any, ...]]]]:
+        """Every buffer with a copy of its records, oldest first."""
         with self._lock:
             buffers = tuple(self._all)
-        return [(buffer.name, buffer.copy()) for buffer in buffers]
+        return [(buffer, buffer.copy()) for buffer in buffers]
 
     def _register(self) -> Buffer:
         buffer = self._local.buffer = Buffer(self.max_records)
@@ -79,6 +87,30 @@ class Buffers:
             share = _fair_share(live, self.max_records - min(kept, half))
             for buffer in self._all:
                 buffer.limit = share
+
+
+class Follower:
+    """Reads what is new since it was last asked; belongs to the thread that asks."""
+
+    def __init__(self, buffers: Buffers):
+        self._buffers = buffers
+        self._last: dict[Buffer, tuple[Any, ...]] = {}
+        self.new()
+
+    def new(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
+        """(thread name, its records since the last call, oldest first), for every thread with any."""
+        found = []
+        last, self._last = self._last, {}
+        for buffer, records in self._buffers.snapshot():
+            seen = last.get(buffer)
+            fresh = len(records)
+            while fresh and records[fresh - 1] is not seen:
+                fresh -= 1
+            if records:
+                self._last[buffer] = records[-1]
+            if fresh < len(records):
+                found.append((buffer.name, records[fresh:]))
+        return found
 
 
 def _fair_share(lengths: list[int], total: int) -> int:
