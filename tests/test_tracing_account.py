@@ -60,6 +60,11 @@ def test_episodes_that_wait_for_different_things_share_a_gap_by_their_number():
     assert found.idle == pytest.approx({"tool": 2 * 3 / 4 + 2, "reward": 2 / 4}, abs=1e-6)
 
 
+def test_an_episode_between_its_stages_is_in_its_agent():
+    found = account([s("rollout", 0, 4), s("agent", 0, 1), s("decode", 2, 3)])
+    assert found.idle == pytest.approx({"agent": 3}, abs=1e-6)
+
+
 def test_only_the_window_counts():
     found = account([s("decode", 0, 10), s("tool", 10, 20)], start_ns=9 * SECOND, stop_ns=14 * SECOND)
     assert (found.busy_s, found.utilisation) == (pytest.approx(1), pytest.approx(0.2))

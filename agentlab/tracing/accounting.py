@@ -142,7 +142,7 @@ def _causes(sweep: _Sweep, gap: np.ndarray) -> dict[Cause, float]:
     gap = gap & (total == 0)
     for cause, stages in _LAST:
         here = gap & (sweep.active(*stages) > 0)
-        found[cause] = sweep.seconds(here)
+        found[cause] = found.get(cause, 0.0) + sweep.seconds(here)
         gap = gap & ~here
     found["nothing"] = sweep.seconds(gap)
     return dict(sorted(((c, s) for c, s in found.items() if s > 0), key=lambda item: -item[1]))
