@@ -67,7 +67,9 @@ def check_kwargs(target: Callable[..., Any], kwargs: Mapping[str, Any], *, given
                 raise ConfigError(f"{given_as}: {name_of_target} takes no argument {name!r}.{valid}")
     missing = [p.name for p in named if p.default is p.empty and p.name not in kwargs]
     if missing:
-        raise ConfigError(f"{given_as}: {name_of_target} needs {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}.")
+        raise ConfigError(
+            f"{given_as}: {name_of_target} needs {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}."
+        )
 
 
 # -- tasks and what happens in an episode ---------------------------------------------------------
@@ -81,6 +83,21 @@ class Task:
     prompt: str
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the environment and the reward need, e.g. {"answer": "42"}."""
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """A tool as a model is told of it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments: {"type": "object", "properties": {...}, "required": [...]}."""
+
+    def as_function(self) -> dict[str, Any]:
+        """The form in which chat templates and model servers take tools."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Chat templates as token deltas, and the syntaxes in which models call tools."""
 
 from agentlab.chat.format import ChatFormat
+from agentlab.chat.parsers import ParsedResponse, ToolCallParser
+from agentlab.chat.syntaxes import parser_named
 
-__all__ = ["ChatFormat"]
+__all__ = ["ChatFormat", "ParsedResponse", "ToolCallParser", "parser_named"]

@@ -1,0 +1,239 @@
+"""The syntaxes in which models call tools: described, parsed and written; no input raises."""
+
+import abc
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from agentlab.types import ToolCall, ToolSpec
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+EXAMPLE_VALUES = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+
+
+@dataclass(frozen=True)
+class ParsedResponse:
+    """What a model's turn says: text for the user, calls of tools, and the reasoning before them."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+
+
+class ToolCallParser(abc.ABC):
+    """One syntax of tool calls. Holds no state.
+
+    A call that is malformed, cut off or otherwise unusable is still a `ToolCall`: its `error` says
+    what is wrong, for the model to read. Whether the tool exists and takes these arguments is
+    checked where it is run.
+    """
+
+    name: str
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedResponse:
+        """What the turn says. Never raises; takes time linear in the length of the text.
+
+        Args:
+            text: A whole turn of the model. Calls inside its reasoning do not count.
+            tools: The tools on offer. Syntaxes that leave out names or types need them.
+        """
+        reasoning, said = split_reasoning(text)
+        rest, calls = self._find(said, tools)
+        return ParsedResponse(rest.strip(), tuple(calls), reasoning)
+
+    def describe(self, tools: Sequence[ToolSpec]) -> str:
+        """Text for the system prompt: which tools there are, and how to call one; empty without tools."""
+        return self._describe(tools) if tools else ""
+
+    @abc.abstractmethod
+    def render(self, call: ToolCall) -> str:
+        """The call as the model would write it."""
+
+    @abc.abstractmethod
+    def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+        """The text without its calls, and the calls in their order."""
+
+    @abc.abstractmethod
+    def _describe(self, tools: Sequence[ToolSpec]) -> str: ...
+
+
+@final
+class Hermes(ToolCallParser):
+    """JSON in <tool_call> tags, as Hermes and Qwen models write it."""
+
+    name = "hermes"
+
+    def render(self, call: ToolCall) -> str:
+        return f"<tool_call>\n{call_json(call)}\n</tool_call>"
+
+    def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+        rest, payloads = between(text, "<tool_call>", "</tool_call>")
+        return rest, [call_from_json(payload) for payload in payloads]
+
+    def _describe(self, tools: Sequence[ToolSpec]) -> str:
+        return (
+            f"You can call these tools:\n{signatures(tools)}\n"
+            f"To call one, reply with its name and arguments as JSON, like this:\n{self.render(example_call(tools[0]))}"
+        )
+
+
+@final
+class JSONCalls(ToolCallParser):
+    """The whole turn is a JSON object with "name" and "arguments", or a list of them, perhaps fenced."""
+
+    name = "json"
+
+    def render(self, call: ToolCall) -> str:
+        return call_json(call)
+
+    def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+        payload = unfenced(text.strip())
+        if not payload.startswith(("{", "[")):
+            return text, []
+        value, error = read_json(payload)
+        if error is not None:
+            return ("", [broken_call(error)]) if '"name"' in payload else (text, [])
+        items = value if isinstance(value, list) else [value]
+        if not items or not all(isinstance(item, dict) and "name" in item for item in items):
+            return text, []
+        return "", [call_from_value(item) for item in items]
+
+    def _describe(self, tools: Sequence[ToolSpec]) -> str:
+        return (
+            f"You can call these tools:\n{signatures(tools)}\n"
+            f"To call one, reply with nothing but JSON, like this:\n{self.render(example_call(tools[0]))}"
+        )
+
+
+# -- parts that syntaxes share --------------------------------------------------------------------
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """The reasoning of a turn and what it says after it; reasoning that was cut off takes all the rest."""
+    if THINK_CLOSE in text:
+        before, after = text.split(THINK_CLOSE, 1)
+        return before.replace(THINK_OPEN, "", 1).strip(), after
+    if THINK_OPEN in text:
+        before, after = text.split(THINK_OPEN, 1)
+        return after.strip(), before
+    return "", text
+
+
+def between(text: str, opening: str, closing: str) -> tuple[str, list[str]]:
+    """The text without what stands between tags, and what does; a tag left open reaches to the end."""
+    first, *parts = text.split(opening)
+    payloads: list[str] = []
+    rest = [first]
+    for part in parts:
+        payload, _, after = part.partition(closing)
+        payloads.append(payload)
+        rest.append(after)
+    return "".join(rest), payloads
+
+
+def unfenced(text: str) -> str:
+    """The inside of a text that is one Markdown code block; other text as it is."""
+    if not text.startswith("```"):
+        return text
+    return text.partition("\n")[2].strip().removesuffix("```").strip()
+
+
+def call_from_json(payload: str) -> ToolCall:
+    """The call that a JSON text holds."""
+    value, error = read_json(payload.strip())
+    return broken_call(error) if error is not None else call_from_value(value)
+
+
+def call_from_value(value: Any) -> ToolCall:
+    """The call that a JSON value holds: an object with "name" and "arguments" (or "parameters")."""
+    if not isinstance(value, dict):
+        return broken_call(f"a tool call must be a JSON object, got {type(value).__name__}")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return broken_call('a tool call must have a text under "name"')
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        shown = "null" if arguments is None else type(arguments).__name__
+        return ToolCall(name, {}, f'"arguments" must be a JSON object, got {shown}')
+    return ToolCall(name, arguments)
+
+
+def broken_call(error: str) -> ToolCall:
+    """A call of which not even the name can be read."""
+    return ToolCall("", {}, error)
+
+
+def read_json(text: str) -> tuple[Any, str | None]:
+    """The value of a JSON text, or what is wrong with it."""
+    if not text:
+        return None, "the tool call is empty"
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates), None
+    except RecursionError:
+        return None, "the JSON is nested too deeply"
+    except ValueError as error:
+        return None, f"the JSON of the tool call cannot be read: {error!s:.120}"
+
+
+def _no_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key is given twice")
+    return made
+
+
+def call_json(call: ToolCall) -> str:
+    """The call as a JSON object."""
+    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+
+
+def example_call(tool: ToolSpec) -> ToolCall:
+    """A call of the tool with every required argument, to show the syntax."""
+    properties = tool.parameters.get("properties", {})
+    names = tool.parameters.get("required") or list(properties)[:1]
+    return ToolCall(tool.name, {name: _example_value(properties.get(name, {})) for name in names})
+
+
+def _example_value(schema: Any) -> Any:
+    if options := schema.get("enum"):
+        return options[0]
+    return EXAMPLE_VALUES.get(schema.get("type", "string"), "...")
+
+
+def signatures(tools: Sequence[ToolSpec]) -> str:
+    """The tools, a line each: name, arguments with their types, and what it does."""
+    return "\n".join(_signature(tool) for tool in tools)
+
+
+def _signature(tool: ToolSpec) -> str:
+    required = tool.parameters.get("required", ())
+    arguments = ", ".join(
+        f"{name}: {_kind(schema)}" + ("" if name in required else " (optional)")
+        for name, schema in tool.parameters.get("properties", {}).items()
+    )
+    described = f": {tool.description}" if tool.description else ""
+    said = [
+        f"\n  {name}: {schema['description']}"
+        for name, schema in tool.parameters.get("properties", {}).items()
+        if "description" in schema
+    ]
+    return f"- {tool.name}({arguments}){described}{''.join(said)}"
+
+
+def _kind(schema: Any) -> str:
+    if "enum" in schema:
+        return " | ".join(map(json.dumps, schema["enum"]))
+    if "anyOf" in schema:
+        return " | ".join(map(_kind, schema["anyOf"]))
+    return schema.get("type", "any")
+
+
+def with_error(call: ToolCall, error: str) -> ToolCall:
+    """The call, marked as one that cannot be run."""
+    return dataclasses.replace(call, error=error)

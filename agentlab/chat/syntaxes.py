@@ -1,0 +1,25 @@
+"""All syntaxes of tool calls by the name a person gives as `tool_parser_name`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agentlab.chat.parsers import Hermes, JSONCalls, ToolCallParser
+from agentlab.chat.short_calls import ReAct, ShortCalls
+from agentlab.errors import ConfigError, nearest
+
+PARSERS: Mapping[str, ToolCallParser] = MappingProxyType(
+    {parser.name: parser for parser in (Hermes(), JSONCalls(), ReAct(), ShortCalls())}
+)
+
+
+def parser_named(name: str | ToolCallParser) -> ToolCallParser:
+    """The syntax of this name; a parser of one's own is taken as it is.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    if isinstance(name, ToolCallParser):
+        return name
+    if name not in PARSERS:
+        raise ConfigError(f"There is no tool-call syntax {name!r}.{nearest(str(name), PARSERS)}")
+    return PARSERS[name]
