@@ -1,0 +1,120 @@
+"""Spans as a picture of lanes: one column of pixels per slice of time, whatever the number of spans."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.colors import to_rgb
+
+from agentlab.tracing import Stage
+from agentlab.tracing.accounting import DEVICE_STAGES
+from agentlab.tracing.table import SpanTable
+from agentlab.viz.colors import PAPER, STAGE_COLORS
+
+ROWS_PER_LANE = 24
+_BAR_ROWS = 18
+_FAINTEST = 0.25
+_EMPTY = 0.945
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A row of the timeline."""
+
+    label: str
+    stages: tuple[Stage, ...]
+    without: tuple[Stage, ...] = ()
+    """Stages that run inside those and have a lane of their own."""
+    stacked: bool = False
+    """True fills each moment by stage, up to full; False shades it by how many are in flight."""
+    optional: bool = False
+    """Left out where nothing of it was recorded."""
+
+
+LANES: tuple[Lane, ...] = (
+    Lane("device", ("prefill", "decode", "forward_backward", "optimizer", "weight_sync"), stacked=True),
+    Lane("model calls", ("model_call",)),
+    Lane("tools", ("tool",), optional=True),
+    Lane("environments", ("step", "reset", "close"), without=("tool", "reward")),
+    Lane("reward", ("reward",), optional=True),
+    Lane("groups waiting", ("queue",)),
+    Lane("learner", ("train",)),
+    Lane("weight sync", ("weight_sync",)),
+    Lane("compile", ("compile",), optional=True),
+    Lane("checkpoint", ("checkpoint",), optional=True),
+    Lane("evaluation", ("evaluation",), optional=True),
+)
+
+
+def in_flight(table: SpanTable, edges_ns: np.ndarray) -> np.ndarray:
+    """[pixels] mean number of spans under way between each two of the [pixels + 1] rising edges."""
+    covered = _covered(table.start_ns, edges_ns) - _covered(table.end_ns, edges_ns)
+    return np.diff(covered) / np.diff(edges_ns)
+
+
+def _covered(moments_ns: np.ndarray, edges_ns: np.ndarray) -> np.ndarray:
+    """[edges] sum over the moments before an edge of the time since then."""
+    moments = np.sort(moments_ns)
+    sums = np.concatenate([np.zeros(1), np.cumsum(moments - edges_ns[0], dtype=np.float64)])
+    before = np.searchsorted(moments, edges_ns, "right")
+    return before * (edges_ns - edges_ns[0]).astype(np.float64) - sums[before]
+
+
+@dataclass(frozen=True)
+class LanePicture:
+    """Lanes drawn over a window of time."""
+
+    image: np.ndarray
+    """[lanes * ROWS_PER_LANE, pixels, 3] float32 in [0, 1]."""
+    labels: tuple[str, ...]
+    peaks: tuple[float, ...]
+    """Most spans in flight per lane, as a mean over one pixel."""
+
+
+def draw_lanes(table: SpanTable, start_ns: int, stop_ns: int, pixels: int, lanes: tuple[Lane, ...]) -> LanePicture:
+    """Draw these lanes from `start_ns` to `stop_ns`."""
+    table = table.within(start_ns, stop_ns)
+    edges = np.linspace(start_ns, max(stop_ns, start_ns + pixels), pixels + 1).astype(np.int64)
+    flight = {stage: in_flight(table.only(stage), edges) for lane in lanes for stage in lane.stages + lane.without}
+    image = np.empty((len(lanes) * ROWS_PER_LANE, pixels, 3), np.float32)
+    image[:] = to_rgb(PAPER)
+    peaks = []
+    for index, lane in enumerate(lanes):
+        top = index * ROWS_PER_LANE + (ROWS_PER_LANE - _BAR_ROWS) // 2
+        bar = image[top : top + _BAR_ROWS]
+        if lane.stacked:
+            _fill_stacked(bar, [(stage, flight[stage]) for stage in lane.stages])
+            peaks.append(1.0)
+        else:
+            count = np.maximum(sum(flight[s] for s in lane.stages) - sum(flight[s] for s in lane.without), 0)
+            peaks.append(float(count.max(initial=0)))
+            _fill_shaded(bar, count, peaks[-1], STAGE_COLORS[lane.stages[0]])
+    return LanePicture(image, tuple(lane.label for lane in lanes), tuple(peaks))
+
+
+def lanes_of(table: SpanTable) -> tuple[Lane, ...]:
+    """All lanes, without the optional ones of which nothing was recorded."""
+    return tuple(lane for lane in LANES if not lane.optional or len(table.only(*lane.stages)))
+
+
+def device_stages_of(table: SpanTable) -> tuple[str, ...]:
+    """The device stages of which anything was recorded."""
+    return tuple(stage for stage in DEVICE_STAGES if len(table.only(stage)))
+
+
+def _fill_stacked(bar: np.ndarray, shares: list[tuple[Stage, np.ndarray]]) -> None:
+    rows = len(bar)
+    height = (np.arange(rows)[::-1, None] + 0.5) / rows
+    total = sum(share for _, share in shares)
+    scale = 1 / np.maximum(total, 1)
+    low = np.zeros(bar.shape[1])
+    bar[:] = _EMPTY
+    for stage, share in shares:
+        high = low + share * scale
+        bar[(height >= low) & (height < high)] = to_rgb(STAGE_COLORS[stage])
+        low = high
+
+
+def _fill_shaded(bar: np.ndarray, count: np.ndarray, peak: float, color: str) -> None:
+    strength = np.where(count > 0, _FAINTEST + (1 - _FAINTEST) * count / max(peak, 1e-9), 0)
+    mixed = 1 + (np.array(to_rgb(color)) - 1) * strength[:, None]
+    bar[:] = np.where((count > 0)[:, None], mixed, _EMPTY)

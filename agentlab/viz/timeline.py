@@ -1,0 +1,125 @@
+"""Timelines: what was busy when, one lane per kind of work."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from agentlab.errors import ConfigError
+from agentlab.tracing import Span, account
+from agentlab.tracing.table import SpanTable
+from agentlab.viz.colors import STAGE_COLORS
+from agentlab.viz.lanes import ROWS_PER_LANE, Lane, LanePicture, device_stages_of, draw_lanes, lanes_of
+
+_PIXELS = 1200
+_INCHES_PER_LANE = 0.36
+
+
+@runtime_checkable
+class HasSpans(Protocol):
+    """A run, or anything else that gives its spans."""
+
+    def spans(self) -> Iterable[Span]: ...
+
+
+def timeline(
+    spans: Iterable[Span] | SpanTable | HasSpans,
+    *,
+    ax: Axes | None = None,
+    start: float | None = None,
+    stop: float | None = None,
+    lanes: tuple[Lane, ...] | None = None,
+) -> Axes:
+    """Draw spans over time. A lane with several spans at once is darker the more are in flight.
+
+    Args:
+        spans: Spans in any order, or a run.
+        ax: Where to draw; by default a new figure.
+        start, stop: Window in seconds since the first span; by default all of it.
+        lanes: Rows to draw; by default all of which anything was recorded.
+
+    Raises:
+        ConfigError: the window is empty.
+    """
+    table = SpanTable.of(_spans_of(spans))
+    rows = lanes or lanes_of(table)
+    ax = ax or _new_axes(1, len(rows))[0]
+    if not len(table):
+        ax.set_title("No spans recorded")
+        return ax
+    origin_ns = int(table.start_ns.min())
+    whole_s = (int(table.end_ns.max()) - origin_ns) / 1e9
+    start_s, stop_s = 0.0 if start is None else start, whole_s if stop is None else stop
+    if stop_s <= start_s:
+        if start is not None or stop is not None:
+            raise ConfigError(f"The window must end after it starts, got start={start_s} s, stop={stop_s} s.")
+        stop_s = start_s + 1e-6
+    window = origin_ns + round(start_s * 1e9), origin_ns + round(stop_s * 1e9)
+    _draw(ax, draw_lanes(table, *window, _PIXELS, rows), start_s, stop_s)
+    found = account(table, *window)
+    ax.set_title(f"device busy {found.utilisation:.0%} of {found.duration_s:.1f} s", loc="left", fontsize=10)
+    _add_legend(ax, device_stages_of(table))
+    return ax
+
+
+def timelines(runs: Mapping[str, Iterable[Span] | HasSpans], **options: Any) -> np.ndarray:
+    """Timelines under each other with the same seconds per inch, e.g. `{"synchronous": a, "one ahead": b}`.
+
+    Returns:
+        [len(runs)] axes.
+
+    Raises:
+        ConfigError: nothing to draw.
+    """
+    if not runs:
+        raise ConfigError('timelines needs at least one entry like {"name": run}, got none.')
+    tables = {name: SpanTable.of(_spans_of(run)) for name, run in runs.items()}
+    rows = options.pop("lanes", None) or lanes_of(SpanTable.join(tables.values()))
+    axes = _new_axes(len(tables), len(rows))
+    longest = 0.0
+    for ax, (name, table) in zip(axes, tables.items(), strict=True):
+        timeline(table, ax=ax, lanes=rows, **options)
+        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", fontsize=10)
+        longest = max(longest, ax.get_xlim()[1])
+    for ax in axes:
+        ax.set_xlim(right=longest)
+    return axes
+
+
+def _spans_of(source: Iterable[Span] | SpanTable | HasSpans) -> Iterable[Span] | SpanTable:
+    return source.spans() if isinstance(source, HasSpans) else source
+
+
+def _new_axes(count: int, num_lanes: int) -> np.ndarray:
+    from matplotlib import pyplot
+
+    height = count * (1.0 + _INCHES_PER_LANE * num_lanes)
+    _, axes = pyplot.subplots(count, 1, figsize=(9, height), squeeze=False, layout="constrained")
+    return axes[:, 0]
+
+
+def _draw(ax: Axes, picture: LanePicture, start_s: float, stop_s: float) -> None:
+    num_lanes = len(picture.labels)
+    extent = (start_s, stop_s, num_lanes, 0)
+    ax.imshow(picture.image, aspect="auto", interpolation="nearest", extent=extent)
+    assert picture.image.shape[0] == num_lanes * ROWS_PER_LANE
+    ax.set_yticks(np.arange(num_lanes) + 0.5, lane_labels(picture))
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel("time (s)")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+
+
+def lane_labels(picture: LanePicture) -> list[str]:
+    """Labels with the most that were in flight where that was more than one."""
+    shown = zip(picture.labels, picture.peaks, strict=True)
+    return [f"{label} (max {round(peak)})" if round(peak) > 1 else label for label, peak in shown]
+
+
+def _add_legend(ax: Axes, stages: tuple[str, ...]) -> None:
+    if stages:
+        patches = [Patch(color=STAGE_COLORS[stage], label=stage.replace("_", " ")) for stage in stages]
+        place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.3}
+        ax.legend(handles=patches, ncol=len(patches), fontsize=8, frameon=False, handlelength=1, **place)
