@@ -32,14 +32,14 @@ class Linear(nnx.Module):
         bias: bool,
         lora: LoraConfig | None,
         dtype: jnp.dtype,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ):
         self.weight = nnx.Param(_normal(rngs, (num_out, num_in), dtype))
         if bias:
-            self.bias = nnx.Param(jnp.zeros(num_out, dtype))
+            self.bias = nnx.Param(_constant(rngs, 0.0, (num_out,), dtype))
         if lora:
             self.lora_a = LoRAParam(_normal(rngs, (lora.rank, num_in), dtype))
-            self.lora_b = LoRAParam(jnp.zeros((num_out, lora.rank), dtype))
+            self.lora_b = LoRAParam(_constant(rngs, 0.0, (num_out, lora.rank), dtype))
         self.has_bias = bias
         self.lora_scale = lora.scale if lora else None
 
@@ -57,8 +57,8 @@ class RMSNorm(nnx.Module):
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
     """
 
-    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype):
-        self.weight = nnx.Param(jnp.ones(size, dtype))
+    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
+        self.weight = nnx.Param(_constant(rngs, 1.0, (size,), dtype))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -70,7 +70,7 @@ class RMSNorm(nnx.Module):
 class SelfAttention(nnx.Module):
     """Projections, norms and rotation around the attention that the caller provides."""
 
-    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         linear = functools.partial(_linear, config, dtype=dtype, rngs=rngs)
         self.q_proj = linear("q_proj", config.hidden_size, heads * size, bias=config.qkv_bias)
@@ -78,8 +78,8 @@ class SelfAttention(nnx.Module):
         self.v_proj = linear("v_proj", config.hidden_size, kv_heads * size, bias=config.qkv_bias)
         self.o_proj = linear("o_proj", heads * size, config.hidden_size, bias=config.output_bias)
         if config.qk_norm:
-            self.q_norm = RMSNorm(size, config.norm_eps, dtype=dtype)
-            self.k_norm = RMSNorm(size, config.norm_eps, dtype=dtype)
+            self.q_norm = RMSNorm(size, config.norm_eps, dtype=dtype, rngs=rngs)
+            self.k_norm = RMSNorm(size, config.norm_eps, dtype=dtype, rngs=rngs)
         self.config = config
 
     def __call__(self, x: jax.Array, angles: jax.Array, layer: int, attention: Attention) -> jax.Array:
@@ -101,7 +101,7 @@ class MLP(nnx.Module):
     Source: Shazeer 2020 (arXiv:2002.05202), equation 6 (SwiGLU).
     """
 
-    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
         linear = functools.partial(_linear, config, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
         self.gate_proj = linear("gate_proj", config.hidden_size, config.intermediate_size)
         self.up_proj = linear("up_proj", config.hidden_size, config.intermediate_size)
@@ -114,10 +114,10 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One layer: attention and MLP, each normed before and added to the stream."""
 
-    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+    def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, rngs=rngs)
         self.self_attn = SelfAttention(config, dtype=dtype, rngs=rngs)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, rngs=rngs)
         self.mlp = MLP(config, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array, angles: jax.Array, layer: int, attention: Attention) -> jax.Array:
@@ -130,13 +130,18 @@ class Decoder(nnx.Module):
 
     The attention itself is given by the caller, so that packed training rows, prefill into a cache
     and decode from a cache share this one forward pass.
+
+    Args:
+        config: Shape and variant.
+        rngs: Of the random weights; None makes a decoder of shapes only.
+        dtype: Of the weights and of the stream.
     """
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs | None, dtype: Any = jnp.float32):
         dtype = jnp.dtype(dtype)
         self.embed_tokens = nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size), dtype))
         self.layers = _List([Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, rngs=rngs)
         if not config.tied_embeddings:
             self.lm_head = nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size), dtype))
         self.config = config
@@ -207,12 +212,12 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
 @functools.cache
 def decoder_structure(config: DecoderConfig) -> nnx.GraphDef:
     """What `nnx.merge` needs beside the parameters: `nnx.merge(decoder_structure(config), params)`."""
-    return nnx.split(abstract_decoder(config))[0]
+    return nnx.split(Decoder(config, rngs=None))[0]
 
 
-def abstract_decoder(config: DecoderConfig, dtype: Any = jnp.float32) -> Decoder:
-    """A decoder of shapes and dtypes only; nothing is computed or allocated."""
-    return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), dtype=dtype))
+def abstract_params(config: DecoderConfig, dtype: Any = jnp.float32) -> Any:
+    """The parameters' `nnx.State` with shapes and dtypes only; nothing is computed or allocated."""
+    return nnx.split(Decoder(config, rngs=None, dtype=dtype))[1]
 
 
 def _linear(config: DecoderConfig, name: str, num_in: int, num_out: int, **options: Any) -> Linear:
@@ -220,5 +225,12 @@ def _linear(config: DecoderConfig, name: str, num_in: int, num_out: int, **optio
     return Linear(num_in, num_out, lora=lora, **options)
 
 
-def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
+def _normal(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
+    """Random with variance 1 / in; only a shape without `rngs`."""
+    if rngs is None:
+        return jax.ShapeDtypeStruct(shape, dtype)
     return jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
+
+
+def _constant(rngs: nnx.Rngs | None, value: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype) if rngs is None else jnp.full(shape, value, dtype)

@@ -6,11 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from agentlab.errors import ConfigError
 from agentlab.models.config import LORA_TARGETS, DecoderConfig, LoraConfig
-from agentlab.models.decoder import abstract_decoder
+from agentlab.models.decoder import abstract_params
 from agentlab.models.model import Model
 from agentlab.models.tree import flat_arrays, with_arrays
 
@@ -45,7 +44,7 @@ def add_lora(
     config = replace(model.config, lora=lora)
     base = flat_arrays(model.params)
     dtype = base["embed_tokens",].dtype
-    abstract = nnx.state(abstract_decoder(config, dtype), nnx.Param)
+    abstract = abstract_params(config, dtype)
     adapters = jax.jit(lambda: _fresh(abstract, base.keys(), seed))()
     return replace(model, config=config, params=with_arrays(abstract, {**base, **adapters}))
 
@@ -70,7 +69,7 @@ def merge_lora(config: DecoderConfig, params: Any) -> Any:
         weight = merged[*layer, "weight"]
         merged[*layer, "weight"] = (weight + config.lora.scale * update).astype(weight.dtype)
     dtype = merged["embed_tokens",].dtype
-    return with_arrays(nnx.state(abstract_decoder(config.without_lora(), dtype), nnx.Param), merged)
+    return with_arrays(abstract_params(config.without_lora(), dtype), merged)
 
 
 def _fresh(abstract: Any, base: Any, seed: int) -> dict[tuple, jax.Array]:
