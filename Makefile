@@ -24,6 +24,7 @@ $(INSTALLED): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "agentlab needs Python 3.11 or newer with venv and pip, and none is on the PATH." \
 		"Install one (Debian: apt-get install python3-venv), or say which: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
 	@echo "installing agentlab[$(EXTRAS)] into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location -e '.[$(EXTRAS)]'
 	@touch $@
