@@ -1,5 +1,6 @@
 """Agents: they keep a conversation, and turn what the model says into actions."""
 
 from agentlab.agents.base import ConversationAgentBase, observation_messages
+from agentlab.agents.model import FrozenLakeAgent, ModelAgent, ToolAgent
 
-__all__ = ["ConversationAgentBase", "observation_messages"]
+__all__ = ["ConversationAgentBase", "FrozenLakeAgent", "ModelAgent", "ToolAgent", "observation_messages"]

@@ -56,7 +56,8 @@ def observation_messages(observation: Any) -> list[Message]:
     if observation is None or observation == "":
         return []
     if isinstance(observation, ToolResult):
-        return [{"role": "tool", "name": observation.name, "content": observation.text}]
+        named = {"name": observation.name} if observation.name else {}
+        return [{"role": "tool", **named, "content": observation.text}]
     if isinstance(observation, Mapping) and _is_message(observation):
         return [dict(observation)]
     if isinstance(observation, list | tuple) and all(map(_is_message, observation)):

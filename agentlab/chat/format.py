@@ -123,6 +123,8 @@ class ChatFormat:
             falls_back = message["role"] == "tool" and role == "user"
             if made and made[-1]["role"] == role == "user" and (falls_back or joins):
                 made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{message['content']}"}
+            elif falls_back:
+                made.append({"role": role, "content": message["content"]})
             else:
                 made.append({**message, "role": role})
             joins = falls_back or (joins and role == "user")
@@ -146,7 +148,8 @@ class ChatFormat:
         return self._encode(delta, mark), closing.token_id, after_closing[1:]
 
     def _encode(self, text: str, mark: str) -> tuple[int, ...]:
-        pieces = text.split(mark)
+        """Ids of a text, cut at the marks; half of a surrogate pair, which no encoding has, becomes "?"."""
+        pieces = text.encode("utf-8", "replace").decode("utf-8").split(mark)
         return tuple(i for piece in pieces if piece for i in self._tokenizer.encode(piece, add_special_tokens=False))
 
     def _render(self, messages: list[Message]) -> tuple[str, str]:

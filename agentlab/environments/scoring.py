@@ -1,0 +1,52 @@
+"""Reward functions and async user code, called from an environment's own step."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
+from agentlab.errors import EnvironmentError_, EpisodeError, RewardError
+from agentlab.rewards import Reward, RewardFn, as_reward
+from agentlab.tracing import span
+from agentlab.types import Task
+
+
+def score(reward_fn: RewardFn, task: Task, answer: str) -> Reward:
+    """The reward of an answer.
+
+    Raises:
+        RewardError: the function raised, or its value is not a finite number.
+    """
+    name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
+    with span("reward"):
+        try:
+            value = resolved(reward_fn(task, answer))
+        except EpisodeError:
+            raise
+        except Exception as error:  # user code: whatever it raises, the reward is missing
+            raise RewardError(f"{name} raised {type(error).__name__}: {error}") from error
+    return as_reward(value, name)
+
+
+def resolved(value: Any) -> Any:
+    """The value, awaited here if it must be: steps run on a worker thread, which has no loop of its own.
+
+    Raises:
+        EnvironmentError_: this thread runs an event loop.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_awaited(value))
+    if inspect.iscoroutine(value):
+        value.close()
+    raise EnvironmentError_(
+        "An async tool or reward cannot be awaited inside a step that runs on an event loop. "
+        "Step the environment on a thread: `await asyncio.to_thread(env.step, action)`."
+    )
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
