@@ -206,7 +206,9 @@ class WorkerPool:
 class WorkerCall(Generic[T]):
     """One call on a worker; the loop and the worker agree under a lock on who sees its end."""
 
-    def __init__(self, pool: WorkerPool, fn: Callable[..., T], args: tuple[Any, ...], on_late: Callable[[], None] | None):
+    def __init__(
+        self, pool: WorkerPool, fn: Callable[..., T], args: tuple[Any, ...], on_late: Callable[[], None] | None
+    ):
         self.abandoned = False
         """Whether the wait was cancelled while `fn` ran: then `on_late` follows it on the worker."""
         self._pool, self._fn, self._args, self._on_late = pool, fn, args, on_late

@@ -4,9 +4,7 @@ import asyncio
 import importlib
 import json
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +16,10 @@ from agentlab import tracing
 from agentlab.concurrency import BEAT_S, LoopThread
 from agentlab.errors import RunActiveError, RunEnded
 from agentlab.inference.base import Engine
+from agentlab.platform.files import write_atomically
 from agentlab.rollout.evaluation import first_error
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
-from agentlab.tracing import now_ns, span
+from agentlab.tracing import now_ns
 from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup, mean
 
 _LIVE = "_agentlab_live_run"
@@ -260,7 +259,7 @@ class Run:
     def save_metrics(self, path: str | Path) -> Path:
         """Write one JSON object per update and line; NaN becomes null."""
         lines = [json.dumps({k: None if _is_nan(v) else v for k, v in row.items()}) for row in self.metrics]
-        return write_atomically(Path(path), "\n".join(lines) + "\n")
+        return write_atomically(path, "".join(f"{line}\n" for line in lines))
 
     def save_trace(self, path: str | Path) -> Path:
         """Write a trace that opens in ui.perfetto.dev."""
@@ -331,20 +330,6 @@ def current_run() -> Run | None:
     """The live run of this process, or None."""
     live = getattr(sys, _LIVE, None)
     return live if live is not None and not live.done else None
-
-
-def write_atomically(path: Path, text: str) -> Path:
-    """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
 
 
 def _is_nan(value: Any) -> bool:

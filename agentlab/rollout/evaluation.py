@@ -1,19 +1,21 @@
 """How often a policy solves tasks, with an honest interval, through the same path as training."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
 
 from agentlab.concurrency import LoopThread
 from agentlab.inference.base import Engine
+from agentlab.platform.files import write_atomically
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
 from agentlab.tracing import span
-from agentlab.types import Trajectory, interval, mean
+from agentlab.types import Trajectory, TrajectoryGroup, interval, mean
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,18 @@ class Evaluation:
     mean_reward: float
     num_failed: int
     policy_version: int
+    success_reward: float = 1.0
     trajectories: tuple[Trajectory, ...] = field(repr=False, default=())
+
+    @property
+    def solved(self) -> tuple[bool, ...]:
+        """Per episode in `trajectories`, whether its reward reached `success_reward`."""
+        return tuple(t.scored and t.reward >= self.success_reward for t in self.trajectories)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figures and `solved`, without the trajectories, as JSON."""
+        figures = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "trajectories"}
+        return write_atomically(path, json.dumps(figures | {"solved": self.solved}) + "\n")
 
     def __str__(self) -> str:
         text = f"success {self.success:.1%} (95 % interval {self.low:.1%} to {self.high:.1%}, {self.count} episodes)"
@@ -84,22 +97,29 @@ async def evaluate_async(
         async for group in orchestrator.stream(tasks):
             groups.append(group)
             on_group(len(groups))
-    lost = orchestrator.gate.counts.failed
+    return _counted(groups, orchestrator.gate.counts.failed, k, success_reward, version)
+
+
+def _counted(
+    groups: Sequence[TrajectoryGroup], num_lost: int, k: int, success_reward: float, version: int
+) -> Evaluation:
+    def solved(trajectory: Trajectory) -> bool:
+        return trajectory.scored and trajectory.reward >= success_reward
+
     played = [t for group in groups for t in group.trajectories]
-    solved = [t.scored and t.reward >= success_reward for t in played]
-    count = len(played) + lost * k
-    any_solved = [any(t.scored and t.reward >= success_reward for t in g.trajectories) for g in groups]
-    low, high = interval(sum(solved), count)
+    count, num_solved = len(played) + num_lost * k, sum(map(solved, played))
+    low, high = interval(num_solved, count)
     return Evaluation(
-        success=sum(solved) / count if count else math.nan,
+        success=num_solved / count,
         low=low,
         high=high,
         count=count,
-        pass_at_k=sum(any_solved) / (len(groups) + lost) if count else math.nan,
+        pass_at_k=sum(any(map(solved, g.trajectories)) for g in groups) / (len(groups) + num_lost),
         k=k,
         mean_reward=mean([t.reward for t in played if t.scored]),
-        num_failed=sum(not t.scored for t in played) + lost * k,
+        num_failed=sum(not t.scored for t in played) + num_lost * k,
         policy_version=version,
+        success_reward=success_reward,
         trajectories=tuple(sorted(played, key=lambda t: (int(t.group_id.split(":", 1)[0]), t.episode))),
     )
 
@@ -129,7 +149,8 @@ async def first_error(main: Callable[[], Any]) -> Any:
     try:
         return await main()
     except BaseExceptionGroup as group:
-        raise _leaf(group) from None
+        first = _leaf(group)
+        raise first from first.__cause__
 
 
 def _leaf(error: BaseException) -> BaseException:

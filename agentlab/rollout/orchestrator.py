@@ -55,8 +55,7 @@ class RolloutOrchestrator:
     ):
         self.config = config or RolloutConfig()
         agent_options, env_options = dict(agent_kwargs or {}), dict(env_kwargs or {})
-        check_kwargs(agent_class, agent_options, given_as="agent_kwargs")
-        check_kwargs(env_class, env_options, given_as="env_kwargs", reserved=1)
+        check_roles(agent_class=agent_class, env_class=env_class, agent_kwargs=agent_options, env_kwargs=env_options)
         self._engine = engine
         self._chat = ChatFormat(engine.tokenizer)
         self._make_agent = lambda: agent_class(**agent_options)
@@ -263,6 +262,28 @@ class RolloutOrchestrator:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def check_roles(
+    *,
+    agent_class: Callable[..., Any],
+    env_class: Callable[..., Any],
+    agent_kwargs: Mapping[str, Any],
+    env_kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse an agent and an environment that could not be made.
+
+    One agent is made and thrown away, so that its own checks speak now and not in every episode.
+
+    Raises:
+        ConfigError: keyword arguments do not fit the class they are for.
+    """
+    for role, given in (("agent_class", agent_class), ("env_class", env_class)):
+        if not callable(given):
+            raise ConfigError(f"{role} must be a class or another callable, got {given!r:.80}.")
+    check_kwargs(agent_class, agent_kwargs, given_as="agent_kwargs")
+    check_kwargs(env_class, env_kwargs, given_as="env_kwargs", reserved=1)
+    agent_class(**agent_kwargs)
 
 
 async def _each(tasks: Tasks) -> AsyncIterator[Any]:

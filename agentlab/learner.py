@@ -1,0 +1,138 @@
+"""The front doors: a model, an agent, an environment and an algorithm become a run."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentlab.errors import ConfigError
+from agentlab.inference import JaxEngine
+from agentlab.inference.base import Engine
+from agentlab.models import Model
+from agentlab.rollout import Evaluation, RolloutConfig, RolloutOrchestrator, evaluate, run_episode
+from agentlab.rollout.orchestrator import Tasks, check_roles
+from agentlab.run import Parts, Run
+from agentlab.training import Algorithm, TrainConfig, Trainer, algorithms, check_sampling
+from agentlab.training.worker import LearnerThread
+from agentlab.types import Policy, Trajectory, config
+
+
+@config
+class GRPOConfig(RolloutConfig, TrainConfig):
+    """All options of a run in one place; each is documented where it belongs."""
+
+    num_slots: int = 0
+    """Sequences the engine decodes at once; 0 takes as many as `max_concurrency`."""
+    tokens_per_slot: int = 1024
+    """Most tokens that one episode may have."""
+
+    def __post_init__(self) -> None:
+        RolloutConfig.__post_init__(self)
+        TrainConfig.__post_init__(self)
+        check_sampling(top_p=self.top_p, top_k=self.top_k)
+        if self.num_slots < 0:
+            raise ConfigError(f"num_slots must be 0 (as max_concurrency) or more, got {self.num_slots}.")
+        if self.tokens_per_slot <= self.max_tokens:
+            raise ConfigError(
+                f"tokens_per_slot must be above max_tokens={self.max_tokens}, got {self.tokens_per_slot}: a slot "
+                f"holds a whole episode. Raise tokens_per_slot, or lower max_tokens."
+            )
+
+
+class AgenticRLLearner:
+    """Trains an agent in an environment: episodes run ahead while the learner updates the weights.
+
+    Used by the main thread. The trainer inside belongs to the learner thread of the live run.
+
+    Args:
+        model: What to train; see `load_model`.
+        agent_class: Called once per episode with `agent_kwargs`; a class or any callable.
+        env_class: Called once per episode with the task and `env_kwargs`.
+        config: How to roll out and how to train.
+        algorithm: How rewards become a loss.
+
+    Raises:
+        ConfigError: an option is unknown or impossible, or keyword arguments do not fit their class.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        agent_class: Callable[..., Any],
+        env_class: Callable[..., Any],
+        agent_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        config: GRPOConfig | None = None,
+        algorithm: Algorithm = algorithms.grpo,
+    ):
+        if not isinstance(model, Model):
+            raise ConfigError(f"model must come from al.load_model(...), got {type(model).__name__}.")
+        self.model = model
+        self.config = config if config is not None else GRPOConfig()
+        self.algorithm = algorithm
+        self.policy = Policy(0, model.params)
+        """The newest weights; frozen."""
+        self._roles: dict[str, Any] = {
+            "agent_class": agent_class,
+            "env_class": env_class,
+            "agent_kwargs": dict(agent_kwargs or {}),
+            "env_kwargs": dict(env_kwargs or {}),
+        }
+        self._trainer: Trainer | None = None
+        check_roles(**self._roles)
+
+    def train(self, tasks: Tasks, *, steps: int, name: str = "run") -> Run:
+        """Start training in the background and return at once.
+
+        Args:
+            tasks: Task objects or dictionaries with a "prompt" or "question"; may be endless. When
+                they end, what is left of the last batch is trained on and the run ends.
+            steps: Updates to do.
+            name: Shown wherever the run is.
+
+        Raises:
+            ConfigError: steps is below 1, or there is no task.
+            RunActiveError: another run lives in this process.
+        """
+        if steps < 1:
+            raise ConfigError(f"steps must be at least 1, got {steps}.")
+        if isinstance(tasks, list | tuple | str | dict) and (not tasks or isinstance(tasks, str | dict)):
+            raise ConfigError(f"tasks must be a stream of at least one task, got {tasks!r:.80}.")
+        return Run(name, lambda: self._parts(steps), tasks, steps)
+
+    def evaluate(self, tasks: Tasks, *, k: int = 1, **options: Any) -> Evaluation:
+        """Play `tasks` `k` times each with the newest weights, and count; see `rollout.evaluate`."""
+        config = options.pop("config", self.config)
+        return evaluate(self._engine(), tasks, k=k, config=config, **self._roles, **options)
+
+    def run_episode(self, task: Any) -> Trajectory:
+        """Play one task once with the newest weights and return its record."""
+        return run_episode(self._engine(), task, config=self.config, **self._roles)
+
+    def _parts(self, steps: int) -> Parts:
+        engine = self._engine()
+        orchestrator = RolloutOrchestrator(engine, config=self.config, **self._roles)
+        orchestrator.gate.limit = steps * self.config.groups_per_step
+        return Parts(engine, orchestrator, LearnerThread(self._take_trainer), self._publish)
+
+    def _engine(self) -> Engine:
+        return JaxEngine(
+            self.model,
+            policy=self.policy,
+            num_slots=self.config.num_slots or self.config.max_concurrency,
+            tokens_per_slot=self.config.tokens_per_slot,
+        )
+
+    def _take_trainer(self) -> Trainer:
+        if self._trainer is None:
+            self._trainer = Trainer(self.model, self.config, self.algorithm, temperature=self.config.temperature)
+        return self._trainer
+
+    def _publish(self, policy: Policy) -> None:
+        self.policy = policy
+
+
+class GRPOLearner(AgenticRLLearner):
+    """Group-relative policy optimisation of an agent in an environment.
+
+    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.
+    """

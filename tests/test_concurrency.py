@@ -1,0 +1,159 @@
+"""Inbox, reply, threads that end with their task, worker pool, loop thread."""
+
+import asyncio
+import contextvars
+import threading
+
+import anyio
+import pytest
+
+from agentlab.concurrency import Closed, Inbox, LoopThread, Reply, WorkerPool, run_thread
+from agentlab.errors import RunEnded
+
+
+def names() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def test_an_inbox_gives_what_was_put_and_then_says_that_it_is_closed():
+    inbox: Inbox[int] = Inbox()
+    assert inbox.put(1) and inbox.put(2)
+    inbox.close()
+    assert not inbox.put(3)
+    assert inbox.get() == 1
+    assert inbox.drain() == [2]
+    for _ in range(2):
+        with pytest.raises(Closed):
+            inbox.get()
+        with pytest.raises(Closed):
+            inbox.drain()
+
+
+def test_a_reply_is_given_once_by_any_thread():
+    async def main():
+        reply: Reply[str] = Reply()
+        thread = threading.Thread(target=lambda: (reply.set("first"), reply.fail(ValueError("late"))))
+        thread.start()
+        return await reply.wait()
+
+    assert asyncio.run(main()) == "first"
+
+
+def test_cancelling_the_task_ends_the_thread():
+    inbox: Inbox[int] = Inbox()
+    seen = []
+
+    def main():
+        try:
+            while True:
+                seen.append(inbox.get())
+        except Closed:
+            seen.append("closed")
+
+    async def body():
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: run_thread(main, inbox, name="test-thread"))
+            inbox.put(1)
+            await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+
+    asyncio.run(body())
+    assert seen == [1, "closed"]
+    assert "test-thread" not in names()
+
+
+def test_what_a_thread_raises_is_raised_where_it_is_awaited():
+    def main():
+        raise ValueError("from the thread")
+
+    with pytest.raises(ValueError, match="from the thread"):
+        asyncio.run(run_thread(main, Inbox(), name="test-thread"))
+
+
+def test_a_worker_runs_in_the_context_of_its_caller_and_raises_there():
+    tag = contextvars.ContextVar("tag", default="none")
+
+    async def main():
+        pool = WorkerPool(2)
+        tag.set("mine")
+        assert await pool.run(tag.get) == "mine"
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(lambda: 1 / 0)
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_the_pool_never_runs_more_calls_than_it_has_workers():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def call():
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.005)
+        with lock:
+            running -= 1
+
+    async def main():
+        pool = WorkerPool(3)
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(pool.run, call)
+        pool.close()
+
+    asyncio.run(main())
+    assert most == 3
+
+
+def test_a_late_call_costs_one_worker_is_counted_and_is_followed_up_on_its_own_thread():
+    release, followed = threading.Event(), threading.Event()
+
+    async def main():
+        pool = WorkerPool(1)
+        call = pool.prepare(release.wait, on_late=followed.set)
+        with anyio.move_on_after(0.02):
+            await call.wait()
+        assert call.abandoned and pool.num_hung == 1
+        with anyio.move_on_after(0.02) as blocked:
+            await pool.run(int)
+        assert blocked.cancelled_caught
+        release.set()
+        assert await pool.run(int) == 0
+        assert pool.num_hung == 0
+        pool.close()
+
+    asyncio.run(main())
+    assert followed.is_set()
+
+
+def test_a_loop_thread_answers_calls_and_ends_when_it_is_cancelled():
+    thread = LoopThread(anyio.sleep_forever)
+    assert thread.call(threading.current_thread).name == "agentlab-loop"
+    with pytest.raises(ZeroDivisionError):
+        thread.call(lambda: 1 / 0)
+    thread.cancel()
+    assert thread.join(5.0)
+    assert thread.done
+    with pytest.raises(RunEnded):
+        thread.call(int)
+
+
+def test_a_loop_thread_gives_its_result_or_its_error():
+    async def fine():
+        return 7
+
+    async def bad():
+        raise ValueError("inside")
+
+    assert LoopThread(fine).result() == 7
+    with pytest.raises(ValueError, match="inside"):
+        LoopThread(bad).result()
+
+
+def test_the_loop_is_asyncios_own_whatever_policy_is_set():
+    async def kind():
+        return type(asyncio.get_running_loop()).__module__
+
+    assert LoopThread(kind).result().startswith("asyncio")
