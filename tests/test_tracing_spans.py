@@ -11,7 +11,7 @@ import pytest
 
 from agentlab import tracing
 from agentlab.errors import ConfigError
-from agentlab.tracing import counter, counters, follow_spans, now_ns, record, span, spans, tagged
+from agentlab.tracing import counter, counters, follow_spans, now_ns, open_spans, record, span, spans, tagged
 from agentlab.tracing.buffers import Buffers
 
 
@@ -118,14 +118,22 @@ def test_reading_while_others_append_loses_and_invents_nothing(begin):
     assert len(spans(begin)) == num_threads * each
 
 
-def test_a_follower_gets_every_later_span_once():
-    record("load", 0, 1)
-    new_spans = follow_spans()
-    assert new_spans() == ()
-    record("decode", 5, 6)
-    on_thread(lambda: record("reward", 1, 2), "other")
+def test_spans_under_way_are_seen_as_if_they_ended_now(begin):
+    with tagged(group="g"), span("tool", turn=1):
+        (found,) = [one for one in open_spans() if one.start_ns >= begin]
+        assert (found.stage, found.tags) == ("tool", {"group": "g", "turn": 1})
+        assert found.end_ns <= now_ns()
+        assert spans(begin) == ()
+    assert [one for one in open_spans() if one.start_ns >= begin] == []
+
+
+def test_a_follower_gets_every_span_once(begin):
+    record("load", begin - 2, begin - 1)
+    record("decode", begin + 5, begin + 6)
+    new_spans = follow_spans(begin)
+    on_thread(lambda: record("reward", begin + 1, begin + 2), "other")
     assert [found.stage for found in new_spans()] == ["reward", "decode"]
-    record("decode", 5, 6)
+    record("decode", begin + 5, begin + 6)
     assert [found.stage for found in new_spans()] == ["decode"]
     assert new_spans() == ()
 

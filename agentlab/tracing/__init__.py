@@ -27,6 +27,7 @@ __all__ = [
     "counters",
     "follow_spans",
     "now_ns",
+    "open_spans",
     "record",
     "save_trace",
     "span",
@@ -49,7 +50,7 @@ class span:
         ConfigError: the stage is unknown; names the nearest.
     """
 
-    __slots__ = ("_stage", "_start_ns", "_tags")
+    __slots__ = ("_context", "_stage", "_start_ns", "_tags")
 
     def __init__(self, stage: Stage, **tags: Any):
         if stage not in STAGES:
@@ -58,10 +59,20 @@ class span:
         self._tags = tags or None
 
     def __enter__(self) -> None:
+        self._context = _current_tags()
         self._start_ns = now_ns()
+        _open.add(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        _append((self._stage, self._start_ns, now_ns(), _current_tags(), self._tags))
+        _open.discard(self)
+        _append((self._stage, self._start_ns, now_ns(), self._context, self._tags))
+
+    def so_far(self, now_ns: int) -> Span:
+        """The span as if it ended now; it must have been entered."""
+        return Span(self._stage, self._start_ns, now_ns, "", {**self._context, **(self._tags or {})})
+
+
+_open: set[span] = set()
 
 
 class tagged:
@@ -103,10 +114,25 @@ def spans(since_ns: int = 0) -> tuple[Span, ...]:
     return _as_spans(_spans.read(), since_ns)
 
 
-def follow_spans() -> Callable[[], tuple[Span, ...]]:
-    """A function that returns, each time it is called, the spans recorded since the call before."""
+def open_spans() -> tuple[Span, ...]:
+    """The spans that are under way, as if they ended now, by start time; their thread is not known."""
+    while True:
+        try:
+            under_way = tuple(_open)
+            break
+        except RuntimeError:  # another thread entered or left one meanwhile, possible only without a GIL
+            continue
+    moment = now_ns()
+    return tuple(sorted((one.so_far(moment) for one in under_way), key=_start))
+
+
+def follow_spans(since_ns: int) -> Callable[[], tuple[Span, ...]]:
+    """A function that gives every span that ended at or after `since_ns` exactly once.
+
+    Each call returns what is new since the call before. It belongs to the thread that calls it.
+    """
     follower = _spans.follow()
-    return lambda: _as_spans(follower.new(), 0)
+    return lambda: _as_spans(follower.new(), since_ns)
 
 
 def counters(since_ns: int = 0) -> tuple[Reading, ...]:

@@ -57,7 +57,7 @@ class Buffers:
         return [(buffer.name, records) for buffer, records in self.snapshot()]
 
     def follow(self) -> "Follower":
-        """A reader that gets every later record once, as long as it asks before buffers wrap around."""
+        """A reader that gets every record once, as long as it asks before buffers wrap around."""
         return Follower(self)
 
     def snapshot(self) -> list[tuple[Buffer, list[tuple[Any, ...]]]]:
@@ -95,7 +95,6 @@ class Follower:
     def __init__(self, buffers: Buffers):
         self._buffers = buffers
         self._last: dict[Buffer, tuple[Any, ...]] = {}
-        self.new()
 
     def new(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
         """(thread name, its records since the last call, oldest first), for every thread with any."""
