@@ -8,6 +8,7 @@ from typing import Any, final
 from agentlab.chat.parsers import ToolCallParser, example_call, read_json, signatures
 from agentlab.types import ToolCall, ToolSpec
 
+PYTHON_VALUES = {"True": True, "False": False, "None": None}
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 NAME = r"[A-Za-z_][\w.-]{0,63}"
 LINE_CALL = re.compile(rf"^[ \t]*({NAME})[(]", re.MULTILINE)
@@ -192,7 +193,7 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
     value, error = read_json(text)
     if error is not None:
         quoted = len(text) >= 2 and text[0] == text[-1] == "'"
-        return text[1:-1] if quoted else text
+        return text[1:-1] if quoted else PYTHON_VALUES.get(text, text)
     return text if schema.get("type") == "string" and not isinstance(value, str) else value
 
 
@@ -202,6 +203,11 @@ def render_arguments(arguments: Mapping[str, Any]) -> str:
         only = next(iter(arguments.values()))
         if isinstance(only, str) and _is_plain(only):
             return only
+    return keyword_text(arguments)
+
+
+def keyword_text(arguments: Mapping[str, Any]) -> str:
+    """Arguments as `name=value, …` with JSON values."""
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
 
 

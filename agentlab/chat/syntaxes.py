@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from agentlab.chat.family_calls import Gemma, Llama3, Qwen3Coder
 from agentlab.chat.parsers import Hermes, JSONCalls, ToolCallParser
 from agentlab.chat.short_calls import ReAct, ShortCalls
 from agentlab.errors import ConfigError, nearest
 
 PARSERS: Mapping[str, ToolCallParser] = MappingProxyType(
-    {parser.name: parser for parser in (Hermes(), JSONCalls(), ReAct(), ShortCalls())}
+    {parser.name: parser for parser in (Hermes(), JSONCalls(), ReAct(), ShortCalls(), Qwen3Coder(), Llama3(), Gemma())}
 )
 
 
