@@ -10,9 +10,9 @@ from agentlab.models import Model
 from agentlab.rollout import Evaluation, RolloutConfig, RolloutOrchestrator, evaluate, run_episode
 from agentlab.rollout.orchestrator import Tasks, check_roles
 from agentlab.run import Parts, Run
-from agentlab.training import Algorithm, TrainConfig, Trainer, algorithms, check_sampling
+from agentlab.training import Algorithm, TrainConfig, Trainer, algorithms, check_trainable
 from agentlab.training.worker import LearnerThread
-from agentlab.types import Policy, Trajectory, config
+from agentlab.types import Policy, SamplingParams, Trajectory, config
 
 
 @config
@@ -27,7 +27,7 @@ class GRPOConfig(RolloutConfig, TrainConfig):
     def __post_init__(self) -> None:
         RolloutConfig.__post_init__(self)
         TrainConfig.__post_init__(self)
-        check_sampling(top_p=self.top_p, top_k=self.top_k)
+        check_trainable(SamplingParams(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k))
         if self.num_slots < 0:
             raise ConfigError(f"num_slots must be 0 (as max_concurrency) or more, got {self.num_slots}.")
         if self.tokens_per_slot <= self.max_tokens:
@@ -110,17 +110,19 @@ class AgenticRLLearner:
 
     def _parts(self, steps: int) -> Parts:
         engine = self._engine()
-        orchestrator = RolloutOrchestrator(engine, config=self.config, **self._roles)
+        orchestrator = RolloutOrchestrator(engine, config=self.config, version=self.policy.version, **self._roles)
         orchestrator.gate.limit = steps * self.config.groups_per_step
         return Parts(engine, orchestrator, LearnerThread(self._take_trainer), self._publish)
 
     def _engine(self) -> Engine:
-        return JaxEngine(
+        engine = JaxEngine(
             self.model,
-            policy=self.policy,
             num_slots=self.config.num_slots or self.config.max_concurrency,
             tokens_per_slot=self.config.tokens_per_slot,
         )
+        if self.policy.version:
+            engine.update_policy(self.policy)
+        return engine
 
     def _take_trainer(self) -> Trainer:
         if self._trainer is None:

@@ -91,13 +91,12 @@ async def evaluate_async(
         env_kwargs=env_kwargs,
         config=whole,
     )
-    version = engine.stats().policy_version
     groups = []
-    with span("evaluation", policy_version=version):
+    with span("evaluation"):
         async for group in orchestrator.stream(tasks):
             groups.append(group)
             on_group(len(groups))
-    return _counted(groups, orchestrator.gate.counts.failed, k, success_reward, version)
+    return _counted(groups, orchestrator.gate.counts.failed, k, success_reward, engine.stats().policy_version)
 
 
 def _counted(

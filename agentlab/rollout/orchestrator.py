@@ -38,6 +38,7 @@ class RolloutOrchestrator:
         agent_class: Called once per episode with `agent_kwargs`; a class or any callable.
         env_class: Called once per episode with the task and `env_kwargs`.
         config: How episodes are run.
+        version: The policy version that the engine starts with.
 
     Raises:
         ConfigError: keyword arguments do not fit the class they are for.
@@ -52,6 +53,7 @@ class RolloutOrchestrator:
         agent_kwargs: Mapping[str, Any] | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         config: RolloutConfig | None = None,
+        version: int = 0,
     ):
         self.config = config or RolloutConfig()
         agent_options, env_options = dict(agent_kwargs or {}), dict(env_kwargs or {})
@@ -69,7 +71,7 @@ class RolloutOrchestrator:
         self._first_failures: list[tuple[Task, Failure]] = []
         self._last_progress_ns = now_ns()
         self._pool: WorkerPool | None = None
-        self._version = self._first_version = engine.stats().policy_version
+        self._version = self._first_version = version
         self.gate = Gate(
             groups_per_step=self.config.groups_per_step, max_off_policy_steps=self.config.max_off_policy_steps
         )

@@ -1,0 +1,159 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Quickstart: a small model learns to use a tool
+#
+# You will
+#
+# - watch one *episode*: a language model calls a calculator and answers;
+# - train the model in the background, with the dashboard live, while the notebook stays free;
+# - see what waited for what, and how much better the model got.
+#
+# About 10 minutes on two CPU cores; no accelerator needed.
+
+# %%
+import importlib.util
+if importlib.util.find_spec("agentlab") is None:
+    # %pip install -q agentlab
+
+# %%
+import os
+
+import agentlab as al
+from agentlab import viz
+
+SEED = 0
+FAST = os.environ.get("AGENTLAB_FAST") == "1"
+
+# %% [markdown]
+# ## Model and tasks
+#
+# SmolLM2 has 135 million parameters. It is bad at multiplying in its head, and a calculator is at hand.
+
+# %%
+model = al.tiny_model() if FAST else al.load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+model
+
+# %%
+ask = {"operators": "*", "prompt": "Use the calculator: {expression}"}
+train_tasks = al.tasks.arithmetic(seed=SEED, **ask)
+held_out = al.tasks.arithmetic(seed=SEED, split="eval", count=8 if FAST else 128, **ask)
+next(iter(held_out))
+
+# %% [markdown]
+# *`held_out` asks only products that training never asks.*
+
+# %% [markdown]
+# ## Agent and environment
+#
+# The agent turns text into tool calls. The environment runs the tool and scores the answer. Neither knows how the
+# model is trained. Each call takes 0.2 s more than a calculator needs, as a remote service would.
+
+# %%
+calculator = {"calculator": al.tools.Slow(al.tools.Calculator, 0.2)}
+example = [
+    {"role": "user", "content": "Use the calculator: 57 * 83"},
+    {"role": "assistant", "content": "calculator(57 * 83)"},
+    {"role": "tool", "content": "4731"},
+    {"role": "assistant", "content": "4731"},
+]
+
+# %%
+learner = al.GRPOLearner(
+    model=model,
+    agent_class=al.ToolAgent,
+    agent_kwargs={
+        "system_prompt": "Use the calculator.", "tool_map": calculator, "tool_parser_name": "short",
+        "examples": example, "describe_tools": False,
+    },
+    env_class=al.ToolEnvironment,
+    env_kwargs={"tool_map": calculator, "reward_fn": al.rewards.same_number, "max_turns": 3},
+    config=al.GRPOConfig(
+        group_size=8, groups_per_step=4, max_concurrency=32, max_off_policy_steps=1,
+        max_tokens=16, tokens_per_slot=256, seed=SEED,
+    ),
+)
+
+# %% [markdown]
+# ## One episode
+
+# %%
+viz.show_trajectory(learner.run_episode(next(iter(train_tasks))), model.tokenizer)
+
+# %% [markdown]
+# *What the model sampled is coloured: only these tokens are trained. The rest is the prompt, the template and the
+# tool's answer.*
+
+# %% [markdown]
+# ## Before training
+
+# %%
+before = learner.evaluate(held_out)
+print(before)
+
+# %% [markdown]
+# ## Train
+#
+# `train` returns at once. Displaying the run shows it live; the next cell runs while it trains.
+
+# %%
+run = learner.train(train_tasks, steps=2 if FAST else 15)
+run
+
+# %%
+run.snapshot().counts
+
+# %%
+run.wait()
+
+# %% [markdown]
+# *While episodes wait for the calculator the engine decodes others, and the learner updates the weights; nobody waits
+# for a whole batch to finish.*
+
+# %% [markdown]
+# ## After training
+
+# %%
+after = learner.evaluate(held_out)
+print(after)
+
+# %%
+viz.curves(run.metrics);
+
+# %% [markdown]
+# *Each point is one update: the mean reward of its 32 episodes.*
+
+# %% [markdown]
+# ## Where the time went
+
+# %%
+run.timeline();
+
+# %% [markdown]
+# *Gaps in the device's lane are time in which nothing was computed.*
+
+# %%
+print(run.diagnose())
+
+# %% [markdown]
+# ## Keep it
+#
+# The trace opens in [ui.perfetto.dev](https://ui.perfetto.dev).
+
+# %%
+run.save_metrics("metrics.jsonl")
+run.save_trace("run.pftrace")
+before.save("before.json")
+after.save("after.json")
+print(f"{before.success:.0%} before, {after.success:.0%} after")
