@@ -1,0 +1,318 @@
+"""The built-in inference engine: continuous batching with a prefix cache, on one thread of its own."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from agentlab.chat import ChatFormat
+from agentlab.concurrency import Closed, Inbox, Reply, run_thread
+from agentlab.errors import ConfigError, EngineError
+from agentlab.inference.base import Engine
+from agentlab.inference.runner import Runner
+from agentlab.inference.scheduler import Generation, Scheduler
+from agentlab.inference.shapes import Shapes, default_shapes
+from agentlab.models import Model
+from agentlab.platform.compilation import enable_compilation_cache
+from agentlab.tracing import counter, now_ns, record
+from agentlab.types import Completion, EngineStats, GenerationRequest, Policy
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A request, and where its completion goes."""
+
+    ticket: int
+    request: GenerationRequest
+    reply: Reply[Completion]
+    submitted_ns: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Nobody waits for this request any more."""
+
+    ticket: int
+
+
+@dataclass(frozen=True)
+class Released:
+    """This conversation is over."""
+
+    session: str
+
+
+Item = Submitted | Abort | Released | Policy
+
+
+class JaxEngine(Engine):
+    """Serves a model with JAX. Requests join and leave between decode steps.
+
+    A request's tokens depend on its seed alone: not on who shared its batch, up to the rounding of
+    matrix products of different sizes. After an update of the policy a conversation in progress
+    keeps what it has cached; nothing computed under older weights is shared with other sessions.
+
+    Args:
+        model: What to serve; its parameters are read, never donated.
+        num_slots: Most requests in progress; the others wait, first come first served.
+        tokens_per_slot: Most tokens of prompt and completion together.
+        max_dispatch: Most decode steps between two looks at the inbox.
+        dispatch_s: Seconds that those steps should take at most.
+        prefill_chunk: Prompt tokens of one sequence that are computed at once; a running sequence
+            never waits longer than for one chunk.
+        recompute_on_update: After an update compute what running requests have cached again, under
+            the new weights.
+        shapes: Sizes of the compiled programs, if not the default ones.
+        compilation_cache: Keep compiled programs on disk, see `enable_compilation_cache`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_slots: int = 32,
+        tokens_per_slot: int = 512,
+        max_dispatch: int = 8,
+        dispatch_s: float = 0.5,
+        prefill_chunk: int = 64,
+        recompute_on_update: bool = False,
+        shapes: Shapes | None = None,
+        compilation_cache: bool = True,
+    ):
+        for name, size in (("num_slots", num_slots), ("max_dispatch", max_dispatch), ("prefill_chunk", prefill_chunk)):
+            if size < 1:
+                raise ConfigError(f"{name} must be at least 1, got {size}.")
+        if not 2 <= tokens_per_slot <= model.config.max_position:
+            raise ConfigError(
+                f"tokens_per_slot must lie between 2 and the model's context of {model.config.max_position} "
+                f"tokens, got {tokens_per_slot}."
+            )
+        if compilation_cache:
+            enable_compilation_cache()
+        shapes = shapes or default_shapes(num_slots, tokens_per_slot, prefill_chunk)
+        shapes.check(num_slots, tokens_per_slot)
+        stops = stop_token_ids(model)
+        sizes: dict[str, Any] = {
+            "num_slots": num_slots,
+            "tokens_per_slot": tokens_per_slot,
+            "shapes": shapes,
+            "max_dispatch": max_dispatch,
+            "stop_token_ids": stops,
+        }
+        self.tokenizer = model.tokenizer
+        self.max_context = tokens_per_slot
+        self._runner = Runner(model, **sizes)
+        self._scheduler = Scheduler(tokenizer=model.tokenizer, **sizes)
+        self._dispatch_ns = int(dispatch_s * 1e9)
+        self._recompute = recompute_on_update
+        self._replies: dict[int, Reply[Completion]] = {}
+        self._inbox: Inbox[Item] = Inbox()
+        self._tickets = itertools.count()
+        self._serving = False
+        self._error: BaseException | None = None
+        self._stats = EngineStats(num_slots=num_slots)
+        self._levels = (-1, -1)
+
+    # -- on the loop ------------------------------------------------------------------------------
+
+    def warm_up(self, *, progress: bool = True) -> int:
+        """Compile all programs; blocks, so call it before `serve`. Compilations after it are faults.
+
+        Returns:
+            How many programs there are.
+
+        Raises:
+            EngineError: the engine is serving already.
+        """
+        if self._serving:
+            raise EngineError("warm_up must be called before serve: the engine's thread owns the programs now.")
+        from tqdm.auto import tqdm
+
+        total = self._runner.num_declared()
+        with tqdm(total=total, desc=f"Compiling {total} programs", disable=not progress) as bar:
+            for program in self._runner.warm_up():
+                bar.set_postfix_str(" ".join(map(str, program)))
+                bar.update()
+        return total
+
+    async def serve(self) -> None:
+        """See `Engine.serve`. Having been cancelled, it can be called again."""
+        if self._error is not None:
+            raise self._ended()
+        if self._serving:
+            raise EngineError("The engine is serving already; it has one thread.")
+        self._serving = True
+        try:
+            await run_thread(self._main, self._inbox, name="agentlab-engine")
+        finally:
+            if self._error is None:
+                self._inbox = Inbox()
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """See `Engine.generate`."""
+        if self._error is not None:
+            raise self._ended()
+        if not request.prompt:
+            raise ConfigError(f"Request {request.id!r} must have a prompt of at least one token, got none.")
+        if len(request.prompt) >= self.max_context:
+            return Completion(request.id, (), (), (), "context")
+        ticket = next(self._tickets)
+        reply: Reply[Completion] = Reply()
+        inbox = self._inbox
+        if not inbox.put(Submitted(ticket, request, reply, now_ns())):
+            raise self._ended()
+        try:
+            return await reply.wait()
+        except anyio.get_cancelled_exc_class():
+            inbox.put(Abort(ticket))
+            raise
+
+    def update_policy(self, policy: Policy) -> None:
+        """See `Engine.update_policy`.
+
+        Raises:
+            ConfigError: the parameters are not of the structure of `model.params`.
+            EngineError: the engine died.
+        """
+        self._runner.check(policy)
+        if not self._inbox.put(policy):
+            raise self._ended()
+
+    def release(self, session: str) -> None:
+        """See `Engine.release`."""
+        self._inbox.put(Released(session))
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`. As of the last dispatch."""
+        return self._stats
+
+    def _ended(self) -> EngineError:
+        if self._error is None:
+            return EngineError("The engine stopped serving before it answered; serve it again and repeat the request.")
+        error = EngineError(f"The inference engine died: {type(self._error).__name__}: {self._error}")
+        error.__cause__ = self._error
+        return error
+
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def _main(self) -> None:
+        inbox = self._inbox
+        try:
+            while True:
+                self._read(inbox)
+                self._step()
+        except Closed:
+            pass
+        except BaseException as error:  # whatever it is, those who wait must hear of it
+            self._error = error
+            raise self._ended() from error
+        finally:
+            self._leave(inbox)
+            self._serving = False
+
+    def _read(self, inbox: Inbox[Item]) -> None:
+        if not self._scheduler.has_work:
+            self._take(inbox.get())
+        for item in inbox.drain():
+            self._take(item)
+
+    def _take(self, item: Item) -> None:
+        match item:
+            case Submitted(ticket, request, reply, submitted_ns):
+                self._replies[ticket] = reply
+                self._scheduler.submit(Generation(ticket, request, submitted_ns))
+            case Abort(ticket):
+                self._scheduler.abort(ticket)
+                self._replies.pop(ticket, None)
+            case Released(session):
+                self._scheduler.release(session)
+            case Policy():
+                self._runner.install(item)
+                self._scheduler.policy_changed(recompute=self._recompute)
+        self._publish()
+
+    def _step(self) -> None:
+        step_ns = self._runner.step_ns
+        max_steps = max(1, self._dispatch_ns // step_ns) if step_ns else None
+        plan = self._scheduler.schedule(now_ns=now_ns(), max_steps=max_steps)
+        if plan.copies:
+            self._runner.copy(plan.copies)
+        version = self._runner.version
+        for chunk, token, logprob in self._runner.prefill(plan) if plan.chunks else ():
+            self._scheduler.prefilled(chunk, token, logprob, version)
+            self._answer(chunk.generation)
+        limits = [min(plan.num_steps, self._scheduler.room(g)) for g in plan.decoded]
+        for generation, tokens, logprobs in self._runner.decode(plan, limits) if plan.decoded else ():
+            self._scheduler.decoded(generation, tokens, logprobs, version)
+            self._answer(generation)
+        self._publish()
+
+    def _answer(self, generation: Generation) -> None:
+        """Give the completion if the generation has ended; note the time of its first token."""
+        if generation.num_sampled and not generation.first_token_ns:
+            generation.first_token_ns = now_ns()
+            request = generation.request
+            record("queueing", generation.submitted_ns, generation.begun_ns, request=request.id)
+        if generation.reason is None:
+            return
+        self._replies.pop(generation.ticket).set(
+            Completion(
+                request_id=generation.request.id,
+                tokens=tuple(generation.sampled),
+                logprobs=tuple(generation.logprobs),
+                policy_versions=tuple(generation.versions),
+                finish_reason=generation.reason,
+                num_prefilled=len(generation.request.prompt) - generation.num_cached,
+                queued_s=(generation.begun_ns - generation.submitted_ns) / 1e9,
+                prefill_s=(generation.first_token_ns - generation.begun_ns) / 1e9,
+                decode_s=(now_ns() - generation.first_token_ns) / 1e9,
+            )
+        )
+
+    def _publish(self) -> None:
+        scheduler, runner = self._scheduler, self._runner
+        levels = len(scheduler.running), len(scheduler.waiting)
+        if levels != self._levels:
+            counter("slots_in_use", levels[0])
+            counter("waiting", levels[1])
+            self._levels = levels
+        self._stats = EngineStats(
+            policy_version=runner.version,
+            num_running=levels[0],
+            num_waiting=levels[1],
+            num_slots=len(scheduler.slots),
+            tokens_sampled=scheduler.tokens_sampled,
+            tokens_prefilled=scheduler.tokens_prefilled,
+            tokens_cached=scheduler.tokens_cached,
+            busy_s=runner.busy_ns / 1e9,
+            compilations=runner.compilations,
+        )
+
+    def _leave(self, inbox: Inbox[Item]) -> None:
+        """Free what requests hold, and tell all that wait, also those that were never read."""
+        inbox.close()
+        try:
+            while True:
+                for item in inbox.drain():
+                    if isinstance(item, Submitted):
+                        self._replies[item.ticket] = item.reply
+        except Closed:
+            pass
+        for generation in (*self._scheduler.running, *self._scheduler.waiting):
+            self._scheduler.abort(generation.ticket)
+        for reply in self._replies.values():
+            reply.fail(self._ended())
+        self._replies.clear()
+        self._publish()
+
+
+def stop_token_ids(model: Model) -> tuple[int, ...]:
+    """The tokens that end a turn of this model, by its config and its tokenizer."""
+    tokenizer = model.tokenizer
+    ids = set(model.config.eos_token_ids)
+    if getattr(tokenizer, "chat_template", None):
+        ids.update(ChatFormat(tokenizer).stop_token_ids)
+    elif tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return tuple(sorted(ids))

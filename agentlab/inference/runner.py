@@ -1,0 +1,279 @@
+"""The engine's device side: cache, installed weights, and plans turned into program calls."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from agentlab.errors import ConfigError
+from agentlab.inference import programs
+from agentlab.inference.programs import DecodeRows, PrefillRows
+from agentlab.inference.sampling import SamplingRows
+from agentlab.inference.scheduler import Chunk, Copy, Generation, Plan
+from agentlab.inference.shapes import Shapes
+from agentlab.models import Model
+from agentlab.models.tree import flat_arrays
+from agentlab.tracing import now_ns, record
+from agentlab.types import Policy
+
+NUM_STOPS = 8
+"""Stop token ids per request that the device looks for; more are found on the host, after the dispatch."""
+
+Program = tuple[Any, ...]
+"""Name and sizes of a compiled program."""
+
+
+class Runner:
+    """Runs plans. Owned by the engine's thread (by the constructing thread until that has started).
+
+    Args:
+        model: Weights and shape.
+        num_slots: Rows of the cache.
+        tokens_per_slot: Length of each row.
+        shapes: Sizes of the compiled programs.
+        max_dispatch: Most decode steps in one call.
+        stop_token_ids: Looked for on the device, besides those of each request.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_slots: int,
+        tokens_per_slot: int,
+        shapes: Shapes,
+        max_dispatch: int,
+        stop_token_ids: Sequence[int],
+    ):
+        self.version = 0
+        self.busy_ns = 0
+        self.compilations = 0
+        """Programs compiled that should have been compiled already."""
+        self.step_ns = 0
+        """Time of one decode step, as last measured; 0 before that."""
+        self._config = model.config
+        self._num_slots = num_slots
+        self._shapes = shapes
+        self._max_dispatch = max_dispatch
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._seen: set[Program] = set()
+        self._warm = False
+        self._shapes_of_weights = {path: (x.shape, x.dtype) for path, x in flat_arrays(model.params).items()}
+        first = jax.tree.leaves(model.params)[0]
+        self._device = next(iter(first.devices()))
+        self._weights = self._placed(model.params)
+        cache = programs.empty_cache(model.config, num_slots, tokens_per_slot, first.dtype)
+        self._cache = jax.device_put(cache, self._device)
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def check(self, policy: Policy) -> None:
+        """Refuse weights of another structure. May be called from any thread.
+
+        Raises:
+            ConfigError: a parameter is missing, unknown or of another shape.
+        """
+        given = {path: x.shape for path, x in flat_arrays(policy.params).items()}
+        wanted = {path: shape for path, (shape, _) in self._shapes_of_weights.items()}
+        for path in sorted(given.keys() | wanted.keys(), key=repr):
+            if given.get(path) != wanted.get(path):
+                raise ConfigError(
+                    f"Parameter {'.'.join(map(str, path))} of policy version {policy.version} must have shape "
+                    f"{wanted.get(path, 'none (it is unknown)')}, got {given.get(path, 'no such parameter')}. "
+                    "Publish full parameters of the structure of model.params, adapters merged."
+                )
+
+    def install(self, policy: Policy) -> None:
+        """Run everything from now on under these weights. They are read, never donated."""
+        start_ns = now_ns()
+        self._weights = jax.block_until_ready(self._placed(policy.params))
+        self.version = policy.version
+        record("weight_sync", start_ns, now_ns(), policy_version=policy.version)
+
+    def _placed(self, params: Any) -> tuple[jax.Array, ...]:
+        flat = flat_arrays(params)
+        ordered = (
+            flat[path].astype(self._shapes_of_weights[path][1]) for path in programs.parameter_paths(self._config)
+        )
+        return tuple(jax.device_put(tuple(ordered), self._device))
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy prefixes between slots."""
+        most = min(8, self._num_slots)
+        for begin in range(0, len(copies), most):
+            some = copies[begin : begin + most]
+            rows = 1 if len(some) == 1 else most
+            source = _column([c.source for c in some], rows, 0)
+            target = _column([c.target for c in some], rows, self._num_slots)
+            self._copy(source, target, self._shapes.context_for(max(c.length for c in some)))
+
+    def prefill(self, plan: Plan) -> list[tuple[Chunk, int, float]]:
+        """Run the chunks of a plan: for each, the token that follows it and its log-probability."""
+        start_ns = now_ns()
+        rows = self._shapes.prefill_rows_for(len(plan.chunks), plan.chunk_size)
+        chunks = plan.chunks
+        tokens = np.zeros((rows, plan.chunk_size), np.int32)
+        for row, (generation, length) in enumerate((c.generation, c.length) for c in chunks):
+            begin = len(generation.cached)
+            tokens[row, :length] = generation.tokens[begin : begin + length]
+        generations = [c.generation for c in chunks]
+        starts = [len(g.cached) for g in generations]
+        batch = PrefillRows(
+            tokens=tokens,
+            start=_column(starts, rows, 0),
+            count=_column([c.length for c in chunks], rows, 1),
+            slot=self._slots(generations, rows),
+        )
+        context = self._shapes.context_for(max(starts))
+        token, logprob = self._prefill(batch, _sampling(generations, rows), context)
+        num_tokens = sum(c.length for c in chunks)
+        self._spent("prefill", start_ns, num_sequences=len(chunks), tokens=num_tokens, rows=rows, context=context)
+        return list(zip(chunks, token.tolist(), logprob.tolist(), strict=False))
+
+    def decode(self, plan: Plan, limits: Sequence[int]) -> list[tuple[Generation, list[int], list[float]]]:
+        """Run the decode steps of a plan: for each generation its new tokens and log-probabilities."""
+        start_ns = now_ns()
+        generations = plan.decoded
+        rows = self._shapes.rows_for(len(generations))
+        stops = np.full((rows, NUM_STOPS), -1, np.int32)
+        for row, generation in enumerate(generations):
+            ids = [*self._stop_token_ids, *generation.request.sampling.stop_token_ids][:NUM_STOPS]
+            stops[row, : len(ids)] = ids
+        starts = [len(g.cached) for g in generations]
+        batch = DecodeRows(
+            token=_column([g.tokens[-1] for g in generations], rows, 0),
+            start=_column(starts, rows, 0),
+            limit=_column(limits, rows, 0),
+            slot=self._slots(generations, rows),
+            stops=stops,
+        )
+        context = self._shapes.context_for(max(starts)) or self._shapes.contexts[0]
+        tokens, logprobs, counts = self._decode(batch, _sampling(generations, rows), plan.num_steps, context)
+        lengths = counts[: len(generations)].tolist()
+        spent_ns = self._spent(
+            "decode", start_ns, num_sequences=len(generations), tokens=sum(lengths), rows=rows, context=context
+        )
+        self.step_ns = spent_ns // max(lengths)
+        table = zip(generations, tokens.tolist(), logprobs.tolist(), lengths, strict=False)
+        return [(g, row[:length], values[:length]) for g, row, values, length in table]
+
+    def _slots(self, generations: Sequence[Generation], rows: int) -> np.ndarray:
+        return _column([g.slot.index for g in generations if g.slot], rows, self._num_slots)
+
+    def _spent(self, stage: Any, start_ns: int, **tags: Any) -> int:
+        end_ns = now_ns()
+        record(stage, start_ns, end_ns, policy_version=self.version, **tags)
+        self.busy_ns += end_ns - start_ns
+        return end_ns - start_ns
+
+    # -- programs ---------------------------------------------------------------------------------
+
+    def warm_up(self) -> Iterator[Program]:
+        """Compile all declared programs, one for each step of the iterator; gives those that are next.
+
+        Nothing is written to the cache: all rows are padding. Compilations after it are faults.
+        """
+        for program, run in self._declared():
+            yield program
+            run()
+        self._warm = True
+
+    def num_declared(self) -> int:
+        """How many programs `warm_up` compiles."""
+        return len(list(self._declared()))
+
+    def _declared(self) -> Iterator[tuple[Program, Callable[[], Any]]]:
+        for context in self._shapes.contexts:
+            for rows in sorted({1, min(8, self._num_slots)}):
+                pairs = _column([], rows, 0), _column([], rows, self._num_slots)
+                yield ("copy", rows, context), lambda pairs=pairs, context=context: self._copy(*pairs, context)
+            for rows in self._shapes.decode_rows:
+                batch = DecodeRows(
+                    token=_column([], rows, 0),
+                    start=_column([], rows, 0),
+                    limit=_column([], rows, 0),
+                    slot=self._slots([], rows),
+                    stops=np.full((rows, NUM_STOPS), -1, np.int32),
+                )
+                yield (
+                    ("decode", rows, context),
+                    lambda batch=batch, rows=rows, context=context: self._decode(
+                        batch, _sampling([], rows), 1, context
+                    ),
+                )
+        for context in (0, *self._shapes.contexts):
+            for rows, chunk in self._shapes.prefill:
+                batch = PrefillRows(
+                    tokens=np.zeros((rows, chunk), np.int32),
+                    start=_column([], rows, 0),
+                    count=_column([], rows, 1),
+                    slot=self._slots([], rows),
+                )
+                yield (
+                    ("prefill", rows, chunk, context),
+                    lambda batch=batch, rows=rows, context=context: self._prefill(batch, _sampling([], rows), context),
+                )
+
+    def _copy(self, source: np.ndarray, target: np.ndarray, context: int) -> None:
+        with self._watched("copy", len(source), context):
+            self._cache = programs.copy(self._cache, source, target, context=context)
+
+    def _prefill(self, batch: PrefillRows, sampling: SamplingRows, context: int) -> tuple[np.ndarray, np.ndarray]:
+        with self._watched("prefill", *batch.tokens.shape, context):
+            self._cache, token, logprob = programs.prefill(
+                self._weights, self._cache, batch, sampling, config=self._config, context=context
+            )
+        return jax.device_get((token, logprob))
+
+    def _decode(
+        self, batch: DecodeRows, sampling: SamplingRows, num_steps: int, context: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        with self._watched("decode", len(batch.token), context):
+            self._cache, *sampled = programs.decode(
+                self._weights,
+                self._cache,
+                batch,
+                sampling,
+                np.int32(num_steps),
+                config=self._config,
+                context=context,
+                max_steps=self._max_dispatch,
+            )
+        return jax.device_get(tuple(sampled))
+
+    @contextlib.contextmanager
+    def _watched(self, *program: Any) -> Iterator[None]:
+        """Notice when a program is compiled in the body."""
+        traces: list[bool] = []
+        token = programs.on_trace.set(lambda: traces.append(True))
+        start_ns = now_ns()
+        try:
+            yield
+        finally:
+            programs.on_trace.reset(token)
+        if traces:
+            record("compile", start_ns, now_ns(), program=" ".join(map(str, program)))
+            self.compilations += self._warm or program in self._seen
+        self._seen.add(program)
+
+
+def _column(values: Sequence[int], rows: int, padding: int) -> np.ndarray:
+    column = np.full(rows, padding, np.int32)
+    column[: len(values)] = values
+    return column
+
+
+def _sampling(generations: Sequence[Generation], rows: int) -> SamplingRows:
+    """How the rows are sampled; padding rows are greedy."""
+    temperature, top_p = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+    top_k, index, seed = np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.zeros((rows, 2), np.uint32)
+    for row, generation in enumerate(generations):
+        params = generation.request.sampling
+        temperature[row], top_p[row], top_k[row] = params.temperature, params.top_p, params.top_k
+        index[row] = generation.num_sampled
+        seed[row] = (params.seed >> 32) & 0xFFFFFFFF, params.seed & 0xFFFFFFFF
+    return SamplingRows(temperature, top_k, top_p, seed, index)

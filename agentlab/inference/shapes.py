@@ -1,0 +1,78 @@
+"""The sizes for which the engine's programs are compiled: all of them, declared in advance."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentlab.errors import ConfigError
+from agentlab.types import config
+
+OVERHEAD_TOKENS = 24
+"""What a prefill costs beside its tokens: reading the weights, in tokens computed in that time."""
+
+
+class PrefillSize(NamedTuple):
+    """Rows of one prefill, and tokens per row."""
+
+    rows: int
+    chunk: int
+
+
+@config
+class Shapes:
+    """The declared sizes. Every batch is padded to the smallest that holds it."""
+
+    decode_rows: tuple[int, ...] = (1, 4, 8, 16, 32)
+    """Sequences of one decode; the largest holds all slots."""
+    prefill: tuple[PrefillSize, ...] = (PrefillSize(1, 64), PrefillSize(8, 16), PrefillSize(8, 64))
+    contexts: tuple[int, ...] = (256, 512)
+    """Cached tokens that are read; the largest holds a slot."""
+
+    def __post_init__(self) -> None:
+        for name in ("decode_rows", "contexts", "prefill"):
+            sizes = getattr(self, name)
+            if not sizes or any(min(size) < 1 if isinstance(size, tuple) else size < 1 for size in sizes):
+                raise ConfigError(f"{name} must hold one size or more, all at least 1, got {sizes!r}.")
+
+    def check(self, num_slots: int, tokens_per_slot: int) -> None:
+        """Refuse sizes that do not hold all slots, or a whole slot.
+
+        Raises:
+            ConfigError: naming the size that is missing.
+        """
+        if max(self.decode_rows) < num_slots:
+            raise ConfigError(f"shapes.decode_rows must reach num_slots={num_slots}, got {self.decode_rows}; add it.")
+        if max(self.contexts) != tokens_per_slot:
+            raise ConfigError(
+                f"The largest of shapes.contexts must be tokens_per_slot={tokens_per_slot}, got {self.contexts}."
+            )
+
+    def rows_for(self, count: int) -> int:
+        """The smallest declared number of rows that holds `count` sequences."""
+        return min(rows for rows in self.decode_rows if rows >= count)
+
+    def prefill_rows_for(self, count: int, chunk: int) -> int:
+        """The smallest declared number of rows of this chunk size that holds `count` sequences."""
+        return min(size.rows for size in self.prefill if size.chunk == chunk and size.rows >= count)
+
+    def context_for(self, length: int) -> int:
+        """The smallest declared context that holds `length` cached tokens; 0 when there are none."""
+        return min(context for context in self.contexts if context >= length) if length else 0
+
+    def prefill_for(self, pending: Sequence[int]) -> PrefillSize:
+        """The size that computes the most of these pending tokens, first come first, for its cost."""
+
+        def worth(size: PrefillSize) -> tuple[float, int]:
+            useful = sum(min(tokens, size.chunk) for tokens in pending[: size.rows])
+            return useful / (size.rows * size.chunk + OVERHEAD_TOKENS), useful
+
+        return max(self.prefill, key=worth)
+
+
+def default_shapes(num_slots: int, tokens_per_slot: int, chunk: int) -> Shapes:
+    """Few enough to be compiled in a minute, close enough that little is padding."""
+    chunk = min(chunk, tokens_per_slot)
+    rows = {size for size in (1, 4, 8, 16, 32, 64, 128) if size < num_slots} | {num_slots}
+    most = min(8, num_slots)
+    sizes = {PrefillSize(1, chunk), PrefillSize(most, max(1, chunk // 4)), PrefillSize(most, chunk)}
+    contexts = {tokens_per_slot, max(1, tokens_per_slot // 2)}
+    return Shapes(decode_rows=tuple(sorted(rows)), prefill=tuple(sorted(sizes)), contexts=tuple(sorted(contexts)))
