@@ -4,7 +4,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from agentlab.errors import ConfigError, ToolError, nearest
@@ -69,7 +69,7 @@ def schema_of(hint: Any, where: str) -> dict[str, Any]:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [schema_of(argument, where) for argument in arguments]}
-    if (origin or hint) in (list, tuple, set) or _is_abstract_sequence(origin or hint):
+    if (origin or hint) in (list, tuple) or _is_abstract_sequence(origin or hint):
         return {"type": "array", **({"items": schema_of(arguments[0], where)} if arguments else {})}
     if (origin or hint) is dict or (isinstance(origin or hint, type) and issubclass(origin or hint, Mapping)):
         return {"type": "object"}
@@ -79,7 +79,7 @@ def schema_of(hint: Any, where: str) -> dict[str, Any]:
 
 
 def _is_abstract_sequence(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, typing.Sequence) and kind is not str
+    return isinstance(kind, type) and issubclass(kind, Sequence) and not issubclass(kind, str | bytes | bytearray)
 
 
 def argument_descriptions(docstring: str) -> dict[str, str]:
