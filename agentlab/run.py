@@ -312,9 +312,12 @@ class Run:
         return self
 
     def _call(self, fn: Callable[[Session], None]) -> None:
-        session = self._session
-        if session is not None and not self.done:
-            self._thread.call(fn, session)
+        def on_loop() -> None:
+            if self._session is not None:
+                fn(self._session)
+
+        if not self.done:
+            self._thread.call(on_loop, timeout_s=60.0)  # it may still be building its engine
 
     def _finish(self) -> None:
         last = self._session.snapshot() if self._session is not None else replace(self._last, status="failed")
