@@ -164,6 +164,12 @@ def test_smollm2_gets_a_newline_after_its_end_of_turn_and_no_second_system_promp
     assert tokenizer.decode(list(delta)) == "\n<|im_start|>user\n7<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_system_message_after_a_turn_does_not_repeat_its_end():
+    tokenizer, chat = FORMATS["smollm2"]
+    delta = chat.extend([65, tokenizer.eos_token_id], [{"role": "system", "content": "Hurry."}])
+    assert tokenizer.decode(list(delta)) == "\n<|im_start|>system\nHurry.<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_content_that_is_missing_is_empty_text():
     tokenizer, chat = FORMATS["smollm2"]
     messages = [{"role": "system", "content": "S"}, {"role": "assistant", "content": None}]

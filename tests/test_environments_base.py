@@ -14,6 +14,7 @@ from agentlab.rewards import Reward
 from agentlab.types import Action, EnvStepResult, Task, check_kwargs
 
 TASK = Task("t", "Go.")
+NOTHING: Any = None
 
 
 class Countdown(BaseTaskEnv):
@@ -109,6 +110,14 @@ def test_async_environments_answer_with_awaitables():
     assert second == EnvStepResult("x 1", 0.5, True, {"truncation": "max_turns"})
 
 
+def test_the_first_observation_may_come_with_info_as_from_gymnasium():
+    class Informed(Countdown):
+        def _initial_observation(self):
+            return "here", {"prob": 1}
+
+    assert Informed(TASK).reset() == ("here", {"prob": 1})
+
+
 def test_a_step_before_reset_is_refused():
     with pytest.raises(EnvironmentError_, match="must be reset"):
         Countdown(TASK).step(Action("x"))
@@ -134,7 +143,7 @@ class Wrong(Countdown):
         return action.value
 
 
-@pytest.mark.parametrize("answer", [None, ("obs", 1.0, True, {}), EnvStepResult("o", 0.0, True, info=None)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("answer", [None, ("obs", 1.0, True, {}), EnvStepResult("o", 0.0, True, NOTHING)])
 def test_a_step_that_answers_with_something_else_is_an_error(answer):
     env = Wrong(TASK)
     env.reset()

@@ -1,6 +1,7 @@
 """FrozenLake as text."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from agentlab.tasks.lake import lake_map, shortest_way
 from agentlab.types import Action, Task
 
 MAP = ("SFF", "FHF", "FFG")
+MISSPELT: Any = "wey"
 TASK = Task("t", "Cross it.", {"map": MAP})
 
 
@@ -88,7 +90,7 @@ def test_slipping_is_the_same_again_for_the_same_seed():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: FrozenLake(TASK, hint="wey"), "Did you mean 'way'"),  # type: ignore[arg-type]
+        (lambda: FrozenLake(TASK, hint=MISSPELT), "Did you mean 'way'"),
         (lambda: FrozenLake(Task("t", "")), r"data\['seed'\]"),
         (lambda: FrozenLake(Task("t", "", {"map": ["SF", "XG"]})), "rows of S, F, H and G"),
         (lambda: FrozenLake(Task("t", "", {"map": ["SFF", "FG"]})), "rows of S, F, H and G"),

@@ -1,6 +1,7 @@
 """Environments in which an answer is given, with and without tools on the way to it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from agentlab.tools import Calculator, Lookup, Tool
 from agentlab.types import Action, Task, ToolCall
 
 TASK = Task("t", "What is 12 * 11?", {"answer": "132", "table": {"pen": 14}})
+NO_FUNCTION: Any = 3
 CALL = ToolCall("calculator", {"expression": "12 * 11"})
 
 
@@ -180,7 +182,7 @@ def test_an_action_that_is_neither_text_nor_calls_is_an_error():
     ("make", "says"),
     [
         (lambda: ToolEnvironment(TASK, {"x": 3}, same_number), "A tool must be"),
-        (lambda: ToolEnvironment(TASK, TOOLS, 3), "reward_fn must be a function"),  # type: ignore[arg-type]
+        (lambda: ToolEnvironment(TASK, TOOLS, NO_FUNCTION), "reward_fn must be a function"),
         (lambda: ToolEnvironment(TASK, TOOLS, same_number, max_result_chars=0), "max_result_chars"),
         (lambda: ToolEnvironment(Task("t", "?"), TOOLS, same_number), "Lookup needs a table"),
         (lambda: TaskEnvironment(TASK, same_number, max_turns=0), "max_turns"),

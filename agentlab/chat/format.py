@@ -141,7 +141,7 @@ class ChatFormat:
         messages = self.template_messages(json.loads(key))
         text, mark = self._render([*self._dialogue, {"role": "assistant", "content": ASSISTANT_MARK}, *messages])
         delta = text.split(ASSISTANT_MARK, 1)[1]
-        closing = self._closings.get(messages[0]["role"] if messages else "user")
+        closing = self._closings.get(messages[0]["role"] if messages else "user") or self._closings["user"]
         if closing is None or not delta.startswith(closing.text + closing.token):
             return self._encode(delta, mark), None, ()
         after_closing = self._encode(delta[len(closing.text) :], mark)

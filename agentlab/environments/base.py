@@ -42,7 +42,7 @@ class BaseTaskEnv(abc.ABC):
 
     @abc.abstractmethod
     def _initial_observation(self) -> Any:
-        """What the agent sees first."""
+        """What the agent sees first; (observation, info) works, too, as a Gymnasium reset answers."""
 
     @abc.abstractmethod
     def _step_impl(self, action: Any) -> Any:
@@ -88,6 +88,10 @@ class BaseTaskEnv(abc.ABC):
 
     def _begin(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         self._done = False
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            first, info = observation
+            if "role" not in info:
+                return first, dict(info)
         return observation, {}
 
     def _finish(self, result: Any) -> EnvStepResult:
