@@ -1,0 +1,150 @@
+"""What runs on the device: log-probabilities of packed rows, and the loss with its gradient."""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from agentlab.models import Decoder, DecoderConfig
+from agentlab.models.attention import attend
+from agentlab.models.decoder import rotary_angles
+from agentlab.training.algorithms import Loss, LossOptions, TokenTerms, log_ratio
+from agentlab.training.packing import MicroBatch
+from agentlab.training.weights import Stacked, one_layer_decoder, split_layers
+
+NO_WINDOW = 2**30
+Sums = dict[str, Array]
+"""Scalars of one micro-batch, by name: sums over its sampled tokens ("…_sum"), extremes, and the loss."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is fixed when a program is compiled; equal values share their programs."""
+
+    config: DecoderConfig
+    dtype: str
+    """Of the weights and the stream while they are computed with."""
+    loss: Loss
+    options: LossOptions
+    temperature: float
+    logit_chunk_tokens: int
+    """Sampled tokens whose vocabulary logits exist at the same time."""
+    remat: bool
+    """Compute each layer again in the backward pass instead of keeping its inside."""
+
+
+@functools.partial(jax.jit, static_argnames="program", donate_argnames="gradients")
+def accumulate(
+    program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch, reference: Array, gradients: Stacked
+) -> tuple[Stacked, Sums]:
+    """Add the gradient of one micro-batch's share of the loss.
+
+    Args:
+        trained: float32; differentiated.
+        frozen: In the model's type.
+        reference: Log-probabilities under the reference policy, [B * T], in the order of the targets.
+        gradients: float32, like `trained`; donated.
+    """
+    (_, sums), added = jax.value_and_grad(_loss, argnums=1, has_aux=True)(program, trained, frozen, batch, reference)
+    return jax.tree.map(jnp.add, gradients, added), sums
+
+
+@functools.partial(jax.jit, static_argnames="program")
+def score(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch) -> Array:
+    """Log-probabilities of the targets, [B * T] float32; 0 where there is none. No gradient."""
+    return token_logprobs(program, trained, frozen, batch)[0]
+
+
+def _loss(
+    program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch, reference: Array
+) -> tuple[Array, Sums]:
+    logprob, entropy = token_logprobs(program, trained, frozen, batch)
+    targets = batch.targets
+    sampler, advantage, weight, sequence = map(
+        jnp.asarray, (targets.logprob, targets.advantage, targets.weight, targets.sequence)
+    )
+    mask = sequence >= 0
+    losses = program.loss(TokenTerms(logprob, sampler, reference, advantage, sequence, mask), program.options)
+    loss = jnp.sum(weight * losses.loss)
+    ratio = jnp.exp(log_ratio(logprob, sampler, mask))
+    gap = jnp.where(mask, jnp.abs(logprob - sampler), 0.0)
+    sums = {
+        "loss_sum": loss,
+        "kl_sum": jnp.sum(losses.kl),
+        "clipped_sum": jnp.sum(losses.clipped),
+        "entropy_sum": jnp.sum(entropy),
+        "ratio_sum": jnp.sum(jnp.where(mask, ratio, 0.0)),
+        "ratio_min": jnp.min(jnp.where(mask, ratio, jnp.inf)),
+        "ratio_max": jnp.max(jnp.where(mask, ratio, -jnp.inf)),
+        "gap_sum": jnp.sum(gap),
+        "gap_max": jnp.max(gap),
+    }
+    return loss, sums
+
+
+def token_logprobs(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch) -> tuple[Array, Array]:
+    """(log-probability, entropy in nats) of every target at the sampling temperature, [B * T] float32 each.
+
+    Both are 0 where there is no target. Vocabulary logits are made chunk by chunk, and again in
+    the backward pass, so that no array of all tokens times the vocabulary ever exists.
+    """
+    decoder, hidden = _hidden(program, trained, frozen, batch)
+    size, chunk = batch.targets.index.size, min(program.logit_chunk_tokens, batch.targets.index.size)
+    padding = (0, -size % chunk)
+    wanted = jnp.pad(batch.targets.index, padding).reshape(-1, chunk)
+    tokens = jnp.pad(batch.targets.token, padding).reshape(-1, chunk)
+    masks = jnp.pad(batch.targets.sequence >= 0, padding).reshape(-1, chunk)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+
+    @jax.checkpoint
+    def scored(index: Array, token: Array, mask: Array) -> tuple[Array, Array]:
+        logits = decoder.logits(rows[index]) / program.temperature
+        total = jax.nn.logsumexp(logits, axis=-1)
+        logprob = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - total
+        expected = jnp.sum(jnp.exp(logits - total[:, None]) * logits, axis=-1)
+        return jnp.where(mask, logprob, 0.0), jax.lax.stop_gradient(jnp.where(mask, total - expected, 0.0))
+
+    def chunk_of(_: None, piece: tuple[Array, Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        zeros = jnp.zeros(chunk, jnp.float32)
+        return None, jax.lax.cond(jnp.any(piece[2]), scored, lambda *_: (zeros, zeros), *piece)
+
+    _, (logprob, entropy) = jax.lax.scan(chunk_of, None, (wanted, tokens, masks))
+    return logprob.reshape(-1)[:size], entropy.reshape(-1)[:size]
+
+
+def _hidden(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch) -> tuple[Decoder, Array]:
+    """(a decoder whose `logits` may be asked, hidden states [B, T, D] after the final norm)."""
+    config = program.config
+    top, layers = split_layers({**frozen, **{name: array.astype(program.dtype) for name, array in trained.items()}})
+    outer = one_layer_decoder(config, top, {name: array[0] for name, array in layers.items()})
+    angles = rotary_angles(config, jnp.asarray(batch.positions))
+    related, distance = _related(batch)
+
+    def block(x: Array, piece: tuple[Stacked, Array | None]) -> tuple[Array, None]:
+        layer, window = piece
+        mask = related if window is None else related & (distance < window)
+
+        def attention(_: int, q: Array, k: Array, v: Array) -> Array:
+            return attend(q, k, v, mask, scale=config.attention_scale, soft_cap=config.attention_soft_cap)
+
+        return one_layer_decoder(config, top, layer).layers[0](x, angles, 0, attention), None
+
+    windows = jnp.asarray([window or NO_WINDOW for window in config.windows]) if config.windows else None
+    x = outer.embed_tokens[...][batch.tokens]
+    x, _ = jax.lax.scan(jax.checkpoint(block) if program.remat else block, x, (layers, windows))
+    return outer, outer.norm(x)
+
+
+def _related(batch: MicroBatch) -> tuple[Array, Array]:
+    """(who may see whom but for a window, how far back that lies), [B, T, T], indexed [row, query, key].
+
+    `models.attention.segment_mask`, but each segment names its own prefix, so that several groups
+    share a row. Padding sees itself alone, so that no attention row is empty.
+    """
+    segments, prefixes, positions = map(jnp.asarray, (batch.segments, batch.prefixes, batch.positions))
+    query, prefix, key = segments[:, :, None], prefixes[:, :, None], segments[:, None, :]
+    distance = positions[:, :, None] - positions[:, None, :]
+    related = ((query == key) | (prefix == key)) & (key >= 0) & (distance >= 0)
+    return related | jnp.eye(segments.shape[1], dtype=bool), distance

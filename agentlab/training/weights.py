@@ -1,0 +1,113 @@
+"""A model's parameters as training holds them: layers stacked, and split into trained and frozen ones."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from agentlab.models import Decoder, DecoderConfig
+from agentlab.models.decoder import abstract_params, decoder_structure
+from agentlab.models.tree import Path, flat_arrays, with_arrays
+
+Stacked = dict[str, Array]
+"""Arrays by name, those of the layers stacked to [layers, ...], e.g. "layers/mlp/up_proj/weight"."""
+
+LAYERS = "layers"
+ADAPTERS = ("lora_a", "lora_b")
+
+
+def stack_layers(params: Any) -> Stacked:
+    """The parameters with one weight of all layers in one array, so that one program loops over them."""
+    stacked: Stacked = {}
+    layers: dict[str, dict[int, Array]] = {}
+    for path, array in flat_arrays(params).items():
+        if path[0] == LAYERS:
+            layers.setdefault(_name(path), {})[path[1]] = array
+        else:
+            stacked[_name(path)] = array
+    for name, arrays in layers.items():
+        stacked[name] = jnp.stack([arrays[layer] for layer in range(len(arrays))])
+    return stacked
+
+
+def split_trained(stacked: Stacked, *, adapters_only: bool) -> tuple[Stacked, Stacked]:
+    """(trained, frozen); the trained ones are float32, whatever the model's own type is."""
+    trained = [name for name in stacked if not adapters_only or name.endswith(ADAPTERS)]
+    return (
+        {name: stacked[name].astype(jnp.float32) for name in trained},
+        {name: array for name, array in stacked.items() if name not in trained},
+    )
+
+
+def split_layers(stacked: Mapping[str, Array]) -> tuple[Stacked, Stacked]:
+    """(what lies outside of the layers, the stacked arrays of the layers)."""
+    top = {name: array for name, array in stacked.items() if not _in_layers(name)}
+    return top, {name: array for name, array in stacked.items() if _in_layers(name)}
+
+
+def one_layer_decoder(config: DecoderConfig, top: Stacked, layer: Stacked) -> Decoder:
+    """A decoder of one layer over the weights `top` and those of that layer, no longer stacked."""
+    single = replace(config, num_layers=1, windows=())
+    weights = {_path(name, 0): array for name, array in {**top, **layer}.items()}
+    return nnx.merge(decoder_structure(single), with_arrays(_abstract(single), weights))
+
+
+def published(config: DecoderConfig, base: Any, trained: Stacked) -> Any:
+    """New parameters without adapters, shaped and typed as `base`; what was not trained is shared with it.
+
+    Args:
+        config: Of the decoder that is trained, with its adapters.
+        base: The model's own parameters, without adapters.
+        trained: Stacked, float32.
+    """
+    weights = flat_arrays(base)
+    changed = [path for path in weights if not config.lora or f"{_name(path[:-1])}/lora_a" in trained]
+    arrays = _merged(config, {_key(path): weights[path] for path in changed}, trained)
+    return with_arrays(base, {**weights, **{path: arrays[_key(path)] for path in changed}})
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _merged(config: DecoderConfig, base: Stacked, trained: Stacked) -> Stacked:
+    """Weights by `_key`: W + scale B A with adapters, else the trained ones."""
+    merged = {}
+    for key, weight in base.items():
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("/"))
+        if config.lora:
+            left, right = (_slice(trained, (*path[:-1], adapter)) for adapter in ("lora_b", "lora_a"))
+            merged[key] = (weight + config.lora.scale * (left @ right)).astype(weight.dtype)
+        else:
+            merged[key] = _slice(trained, path).astype(weight.dtype)
+    return merged
+
+
+def _slice(stacked: Stacked, path: Path) -> Array:
+    array = stacked[_name(path)]
+    return array[path[1]] if path[0] == LAYERS else array
+
+
+def _name(path: Path) -> str:
+    """The name of a weight in `Stacked`: its path without the number of the layer."""
+    return "/".join((LAYERS, *path[2:]) if path[0] == LAYERS else path)
+
+
+def _key(path: Path) -> str:
+    return "/".join(map(str, path))
+
+
+def _path(name: str, layer: int) -> Path:
+    parts = name.split("/")
+    return (LAYERS, layer, *parts[1:]) if _in_layers(name) else tuple(parts)
+
+
+def _in_layers(name: str) -> bool:
+    return name.startswith(f"{LAYERS}/")
+
+
+@functools.cache
+def _abstract(config: DecoderConfig) -> Any:
+    return abstract_params(config)
