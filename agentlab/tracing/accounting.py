@@ -6,10 +6,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from agentlab.tracing.spans import Span
+from agentlab.tracing.spans import Span, Stage
 from agentlab.tracing.table import STAGE_CODES, SpanTable
 
-DEVICE_STAGES = ("prefill", "decode", "forward_backward", "optimizer", "weight_sync")
+DEVICE_STAGES: tuple[Stage, ...] = ("prefill", "decode", "forward_backward", "optimizer", "weight_sync")
 """Stages during which the device executes; what overlaps counts once."""
 
 Cause = Literal[
@@ -56,7 +56,7 @@ class Account:
     start_ns: int
     stop_ns: int
     busy_s: float
-    busy: Mapping[str, float]
+    busy: Mapping[Stage, float]
     """Seconds by device stage; where stages overlap the time is split evenly. Sums to `busy_s`."""
     idle: Mapping[Cause, float]
     """Seconds by cause, longest first; causes that took no time are left out."""
@@ -91,9 +91,11 @@ def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop
     table = table.where(table.end_ns > table.start_ns)
     start, stop = _window(table, start_ns, stop_ns)
     sweep = _Sweep(table.within(start, stop), start, stop)
-    on_device = {stage: sweep.active(stage) for stage in DEVICE_STAGES}
+    on_device: dict[Stage, np.ndarray] = {stage: sweep.active(stage) for stage in DEVICE_STAGES}
     together = sum(on_device.values(), np.zeros(len(sweep.lengths_ns), np.int64))
-    busy = {stage: sweep.seconds(count / np.maximum(together, 1)) for stage, count in on_device.items()}
+    busy: dict[Stage, float] = {
+        stage: sweep.seconds(count / np.maximum(together, 1)) for stage, count in on_device.items()
+    }
     idle = _causes(sweep, together == 0)
     return Account(start, stop, sweep.seconds(together > 0), busy, idle)
 

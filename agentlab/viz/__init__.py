@@ -1,0 +1,50 @@
+"""Pictures and words about a run: timelines, curves, episodes, a live dashboard, a verdict.
+
+Names are loaded when they are used, so that `diagnose` needs no plotting library.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentlab.viz.episode import show_trajectory
+    from agentlab.viz.learning import curves
+    from agentlab.viz.live import Dashboard, dashboard, watch
+    from agentlab.viz.timing import timeline, timelines
+    from agentlab.viz.verdict import Verdict, diagnose
+
+__all__ = [
+    "Dashboard",
+    "Verdict",
+    "curves",
+    "dashboard",
+    "diagnose",
+    "show_trajectory",
+    "timeline",
+    "timelines",
+    "watch",
+]
+
+_HOMES = {
+    "Dashboard": "live",
+    "Verdict": "verdict",
+    "curves": "learning",
+    "dashboard": "live",
+    "diagnose": "verdict",
+    "show_trajectory": "episode",
+    "timeline": "timing",
+    "timelines": "timing",
+    "watch": "live",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,12 +8,12 @@ from matplotlib.colors import to_rgb
 from agentlab.tracing import Stage
 from agentlab.tracing.accounting import DEVICE_STAGES
 from agentlab.tracing.table import SpanTable
-from agentlab.viz.colors import PAPER, STAGE_COLORS
+from agentlab.viz.colors import STAGE_COLORS
 
 ROWS_PER_LANE = 24
-_BAR_ROWS = 18
+_MARGIN = 0.125
 _FAINTEST = 0.25
-_EMPTY = 0.945
+_EMPTY = 241
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,30 @@ class LanePicture:
     """Lanes drawn over a window of time."""
 
     image: np.ndarray
-    """[lanes * ROWS_PER_LANE, pixels, 3] float32 in [0, 1]."""
+    """[lanes * rows per lane, pixels, 3] uint8."""
     labels: tuple[str, ...]
     peaks: tuple[float, ...]
     """Most spans in flight per lane, as a mean over one pixel."""
 
 
-def draw_lanes(table: SpanTable, start_ns: int, stop_ns: int, pixels: int, lanes: tuple[Lane, ...]) -> LanePicture:
-    """Draw these lanes from `start_ns` to `stop_ns`."""
+def draw_lanes(
+    table: SpanTable,
+    start_ns: int,
+    stop_ns: int,
+    lanes: tuple[Lane, ...],
+    *,
+    pixels: int,
+    rows_per_lane: int = ROWS_PER_LANE,
+) -> LanePicture:
+    """Draw these lanes from `start_ns` to `stop_ns`, `pixels` wide."""
     table = table.within(start_ns, stop_ns)
     edges = np.linspace(start_ns, max(stop_ns, start_ns + pixels), pixels + 1).astype(np.int64)
     flight = {stage: in_flight(table.only(stage), edges) for lane in lanes for stage in lane.stages + lane.without}
-    image = np.empty((len(lanes) * ROWS_PER_LANE, pixels, 3), np.float32)
-    image[:] = to_rgb(PAPER)
+    image = np.full((len(lanes) * rows_per_lane, pixels, 3), 255, np.uint8)
+    margin = round(rows_per_lane * _MARGIN)
     peaks = []
     for index, lane in enumerate(lanes):
-        top = index * ROWS_PER_LANE + (ROWS_PER_LANE - _BAR_ROWS) // 2
-        bar = image[top : top + _BAR_ROWS]
+        bar = image[index * rows_per_lane + margin : (index + 1) * rows_per_lane - margin]
         if lane.stacked:
             _fill_stacked(bar, [(stage, flight[stage]) for stage in lane.stages])
             peaks.append(1.0)
@@ -96,25 +103,28 @@ def lanes_of(table: SpanTable) -> tuple[Lane, ...]:
     return tuple(lane for lane in LANES if not lane.optional or len(table.only(*lane.stages)))
 
 
-def device_stages_of(table: SpanTable) -> tuple[str, ...]:
+def device_stages_of(table: SpanTable) -> tuple[Stage, ...]:
     """The device stages of which anything was recorded."""
     return tuple(stage for stage in DEVICE_STAGES if len(table.only(stage)))
 
 
+def rgb(color: str) -> np.ndarray:
+    """[3] uint8 of a colour."""
+    return np.round(np.array(to_rgb(color)) * 255).astype(np.uint8)
+
+
 def _fill_stacked(bar: np.ndarray, shares: list[tuple[Stage, np.ndarray]]) -> None:
-    rows = len(bar)
-    height = (np.arange(rows)[::-1, None] + 0.5) / rows
-    total = sum(share for _, share in shares)
-    scale = 1 / np.maximum(total, 1)
+    height = (np.arange(len(bar))[::-1, None] + 0.5) / len(bar)
+    scale = 1 / np.maximum(sum(share for _, share in shares), 1)
     low = np.zeros(bar.shape[1])
     bar[:] = _EMPTY
     for stage, share in shares:
         high = low + share * scale
-        bar[(height >= low) & (height < high)] = to_rgb(STAGE_COLORS[stage])
+        bar[(height >= low) & (height < high)] = rgb(STAGE_COLORS[stage])
         low = high
 
 
 def _fill_shaded(bar: np.ndarray, count: np.ndarray, peak: float, color: str) -> None:
-    strength = np.where(count > 0, _FAINTEST + (1 - _FAINTEST) * count / max(peak, 1e-9), 0)
-    mixed = 1 + (np.array(to_rgb(color)) - 1) * strength[:, None]
-    bar[:] = np.where((count > 0)[:, None], mixed, _EMPTY)
+    strength = _FAINTEST + (1 - _FAINTEST) * count / max(peak, 1e-9)
+    mixed = 255 + (rgb(color) - 255.0) * strength[:, None]
+    bar[:] = np.where((count > 0)[:, None], mixed, _EMPTY).astype(np.uint8)

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from agentlab.errors import ConfigError
-from agentlab.tracing import Span, account
+from agentlab.tracing import Span, Stage, account
 from agentlab.tracing.table import SpanTable
 from agentlab.viz.colors import STAGE_COLORS
-from agentlab.viz.lanes import ROWS_PER_LANE, Lane, LanePicture, device_stages_of, draw_lanes, lanes_of
+from agentlab.viz.lanes import Lane, LanePicture, device_stages_of, draw_lanes, lanes_of
 
 _PIXELS = 1200
 _INCHES_PER_LANE = 0.36
@@ -45,7 +45,12 @@ def timeline(
     """
     table = SpanTable.of(_spans_of(spans))
     rows = lanes or lanes_of(table)
-    ax = ax or _new_axes(1, len(rows))[0]
+    if ax is None:
+        ax = _new_axes(1, len(rows))[0]
+    return _timeline(ax, table, rows, start, stop)
+
+
+def _timeline(ax: Axes, table: SpanTable, rows: tuple[Lane, ...], start: float | None, stop: float | None) -> Axes:
     if not len(table):
         ax.set_title("No spans recorded")
         return ax
@@ -57,18 +62,19 @@ def timeline(
             raise ConfigError(f"The window must end after it starts, got start={start_s} s, stop={stop_s} s.")
         stop_s = start_s + 1e-6
     window = origin_ns + round(start_s * 1e9), origin_ns + round(stop_s * 1e9)
-    _draw(ax, draw_lanes(table, *window, _PIXELS, rows), start_s, stop_s)
+    _draw(ax, draw_lanes(table, *window, rows, pixels=_PIXELS), start_s, stop_s)
     found = account(table, *window)
     ax.set_title(f"device busy {found.utilisation:.0%} of {found.duration_s:.1f} s", loc="left", fontsize=10)
     _add_legend(ax, device_stages_of(table))
     return ax
 
 
-def timelines(runs: Mapping[str, Iterable[Span] | HasSpans], **options: Any) -> np.ndarray:
+def timelines(runs: Mapping[str, Iterable[Span] | HasSpans], **options: Any) -> list[Axes]:
     """Timelines under each other with the same seconds per inch, e.g. `{"synchronous": a, "one ahead": b}`.
 
-    Returns:
-        [len(runs)] axes.
+    Args:
+        runs: Spans or a run by name.
+        options: As in `timeline`, apart from `ax`.
 
     Raises:
         ConfigError: nothing to draw.
@@ -92,19 +98,18 @@ def _spans_of(source: Iterable[Span] | SpanTable | HasSpans) -> Iterable[Span] |
     return source.spans() if isinstance(source, HasSpans) else source
 
 
-def _new_axes(count: int, num_lanes: int) -> np.ndarray:
+def _new_axes(count: int, num_lanes: int) -> list[Axes]:
     from matplotlib import pyplot
 
     height = count * (1.0 + _INCHES_PER_LANE * num_lanes)
     _, axes = pyplot.subplots(count, 1, figsize=(9, height), squeeze=False, layout="constrained")
-    return axes[:, 0]
+    return list(axes[:, 0])
 
 
 def _draw(ax: Axes, picture: LanePicture, start_s: float, stop_s: float) -> None:
     num_lanes = len(picture.labels)
     extent = (start_s, stop_s, num_lanes, 0)
     ax.imshow(picture.image, aspect="auto", interpolation="nearest", extent=extent)
-    assert picture.image.shape[0] == num_lanes * ROWS_PER_LANE
     ax.set_yticks(np.arange(num_lanes) + 0.5, lane_labels(picture))
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel("time (s)")
@@ -118,7 +123,7 @@ def lane_labels(picture: LanePicture) -> list[str]:
     return [f"{label} (max {round(peak)})" if round(peak) > 1 else label for label, peak in shown]
 
 
-def _add_legend(ax: Axes, stages: tuple[str, ...]) -> None:
+def _add_legend(ax: Axes, stages: tuple[Stage, ...]) -> None:
     if stages:
         patches = [Patch(color=STAGE_COLORS[stage], label=stage.replace("_", " ")) for stage in stages]
         place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.3}

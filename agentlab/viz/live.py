@@ -1,0 +1,221 @@
+"""The live dashboard: assigned to core widgets while a run goes on, a static picture when it has ended."""
+
+import base64
+import contextvars
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from IPython import get_ipython
+from IPython.display import publish_display_data
+
+from agentlab.tracing import Span, account, follow_spans, open_spans
+from agentlab.tracing.table import SpanTable
+from agentlab.types import RunSnapshot
+from agentlab.viz import facts
+from agentlab.viz.canvas import png
+from agentlab.viz.face import SIZES, Face
+from agentlab.viz.pictures import WINDOW_S, CurvePicture, LanesPicture
+from agentlab.viz.verdict import diagnose
+
+_BEAT_S = 0.1
+_PACE_S = 10.0
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class ObservedRun(Protocol):
+    """What a dashboard needs of a run."""
+
+    def snapshot(self) -> RunSnapshot: ...
+    def add_listener(self, listener: Callable[[RunSnapshot], None], /) -> None: ...
+    def pause(self) -> Any: ...
+    def resume(self) -> Any: ...
+    def stop(self) -> Any: ...
+
+
+class Dashboard:
+    """A run's picture, numbers and verdict.
+
+    Made and shown on the main thread; refreshed by one thread, the one that calls `tick`. Background
+    code only assigns traits, and publishes once, when the run has ended.
+
+    Args:
+        run: The run.
+        buttons: False leaves out Pause, Resume and Stop, which act only while no cell is busy.
+    """
+
+    def __init__(self, run: ObservedRun, *, buttons: bool = True):
+        self._run, self._buttons = run, buttons
+        snapshot = run.snapshot()
+        self._new_spans = follow_spans(max(snapshot.start_ns, snapshot.now_ns - round(WINDOW_S * 1e9)))
+        self._table = SpanTable.of(())
+        self._tools: deque[Span] = deque(maxlen=5000)
+        self._tokens: deque[tuple[int, int]] = deque()
+        self._lanes, self._curve = LanesPicture(), CurvePicture()
+        self._curve_of: tuple[int, int] | None = None
+        self._pngs: dict[str, bytes] = {"lanes": b"", "curve": b""}
+        self._images: dict[str, np.ndarray] = {}
+        self._html = {"head": "", "foot": ""}
+        self._text = f"{snapshot.name}: {snapshot.status}"
+        self._trouble: tuple[str, ...] = ()
+        self._display_id = f"agentlab-{uuid.uuid4().hex}"
+        self._context: contextvars.Context | None = None
+        self._face: Face | None = None
+        self.frozen = False
+        """Whether it is a static picture now."""
+        self.tick(snapshot)
+
+    # -- what the run's thread calls ---------------------------------------------------------------
+
+    def tick(self, snapshot: RunSnapshot) -> None:
+        """Take in what was traced since the last call and redraw; freezes when the run has ended."""
+        if self.frozen:
+            return
+        try:
+            self._collect(snapshot)
+            self.refresh(snapshot, SpanTable.join((self._table, SpanTable.of(open_spans()))))
+            if snapshot.status in facts.ENDED:
+                self.freeze()
+        except Exception as error:  # a display that cannot be drawn must not end the run
+            self._trouble = (f"The dashboard could not be redrawn: {type(error).__name__}: {error}",)
+
+    def refresh(self, snapshot: RunSnapshot, spans: Iterable[Span] | SpanTable) -> None:
+        """Draw the last minute of these spans and assign the result to the widgets, if there are any."""
+        table = SpanTable.of(spans)
+        stop_ns = snapshot.now_ns
+        found = account(table, max(snapshot.start_ns, stop_ns - round(WINDOW_S * 1e9)), stop_ns)
+        pace = self._tokens_per_s(snapshot)
+        verdict = diagnose(snapshot, self._tools, found=found).sentence
+        self._set_picture("lanes", self._lanes.render(table, found, stop_ns))
+        if self._curve_of != (counted := (len(snapshot.metrics), len(snapshot.evaluations))):
+            self._curve_of = counted
+            self._set_picture("curve", self._curve.render(snapshot.metrics, snapshot.evaluations, snapshot.steps))
+        self._html["head"] = facts.head_html(snapshot, pace)
+        self._html["foot"] = facts.foot_html(snapshot, found, verdict, self._trouble)
+        self._text = facts.as_text(snapshot, pace, verdict, self._trouble)
+        if self._face is not None:
+            (self._context or contextvars.copy_context()).copy().run(self._face.assign, self._html, self._pngs)
+
+    def freeze(self) -> None:
+        """Replace the widgets, wherever they are shown, by a picture and text that need no kernel."""
+        if self.frozen:
+            return
+        self.frozen = True
+        if self._context is not None:
+            self._context.copy().run(self._replace)
+
+    # -- what the main thread calls ----------------------------------------------------------------
+
+    def show(self) -> None:
+        """Show it in the current cell: live if widgets exist here, as text otherwise."""
+        if self.frozen or getattr(get_ipython(), "kernel", None) is None:
+            publish_display_data(self.bundle())
+            return
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.face.root.model_id}
+        self._context = contextvars.copy_context()
+        data = {_WIDGET: view, "text/plain": self._text}
+        publish_display_data(data, transient={"display_id": self._display_id})
+
+    def bundle(self) -> dict[str, Any]:
+        """The static form: text, HTML with the pictures inside, and one PNG of both pictures."""
+        data: dict[str, Any] = {"text/plain": self._text}
+        if self._images:
+            data["text/html"] = self._static_html()
+            data["image/png"] = base64.b64encode(png(_side_by_side(list(self._images.values())))).decode()
+        return data
+
+    @property
+    def face(self) -> Face:
+        """The live form; made on the main thread when first asked for."""
+        if self._face is None:
+            acts = {"Pause": self._run.pause, "Resume": self._run.resume, "Stop": self._run.stop}
+            self._face = Face(acts if self._buttons else {})
+            self._face.assign(self._html, self._pngs)
+        return self._face
+
+    def _ipython_display_(self) -> None:
+        self.show()
+
+    def __repr__(self) -> str:
+        return self._text
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _collect(self, snapshot: RunSnapshot) -> None:
+        new = self._new_spans()
+        self._tools.extend(span for span in new if span.stage in ("tool", "step", "reset", "reward"))
+        since_ns = snapshot.now_ns - round(WINDOW_S * 1e9)
+        while self._tools and self._tools[0].end_ns < since_ns:
+            self._tools.popleft()
+        table = SpanTable.join((self._table, SpanTable.of(new)))
+        self._table = table.where(table.end_ns >= since_ns)
+
+    def _tokens_per_s(self, snapshot: RunSnapshot) -> float:
+        self._tokens.append((snapshot.now_ns, snapshot.engine.tokens_sampled))
+        while len(self._tokens) > 2 and self._tokens[0][0] < snapshot.now_ns - _PACE_S * 1e9:
+            self._tokens.popleft()
+        (old_ns, old), (new_ns, new) = self._tokens[0], self._tokens[-1]
+        return max(0.0, (new - old) / (new_ns - old_ns) * 1e9) if new_ns > old_ns else 0.0
+
+    def _set_picture(self, name: str, image: np.ndarray) -> None:
+        self._images[name] = image
+        self._pngs[name] = png(image)
+
+    def _replace(self) -> None:
+        publish_display_data(self.bundle(), transient={"display_id": self._display_id}, update=True)
+        self.face.close()
+
+    def _static_html(self) -> str:
+        pictures = "".join(
+            f'<img alt="{name}" style="flex:1 1 {size}px;min-width:0;max-width:{most}px;height:auto" '
+            f'src="data:image/png;base64,{base64.b64encode(self._pngs[name]).decode()}">'
+            for name, (size, most) in SIZES.items()
+            if self._pngs[name]
+        )
+        flow = f'<div style="display:flex;flex-flow:row wrap;align-items:flex-start">{pictures}</div>'
+        return f'<div style="max-width:1080px">{self._html["head"]}{flow}{self._html["foot"]}</div>'
+
+
+_dashboards: "weakref.WeakValueDictionary[int, Dashboard]" = weakref.WeakValueDictionary()
+"""By the id of their run, which each keeps alive."""
+
+
+def dashboard(run: ObservedRun) -> Dashboard:
+    """The dashboard of a run: the same one each time, refreshed in the background until the run ends."""
+    made = _dashboards.get(id(run))
+    if made is None:
+        made = _dashboards[id(run)] = Dashboard(run)
+        run.add_listener(made.tick)
+    return made
+
+
+def watch(run: ObservedRun, refresh_s: float = 1.0) -> None:
+    """Show a dashboard that this cell refreshes, until the run ends.
+
+    Interrupting the cell ends the watching, not the run.
+    """
+    view = Dashboard(run, buttons=False)
+    view.show()
+    try:
+        while not view.frozen:
+            _sleep(refresh_s)
+            view.tick(run.snapshot())
+    except KeyboardInterrupt:
+        view.freeze()
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep in beats, so that an interrupt acts at once."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _BEAT_S))
+
+
+def _side_by_side(images: list[np.ndarray]) -> np.ndarray:
+    height = max(image.shape[0] for image in images)
+    padded = [np.pad(im, ((0, height - im.shape[0]), (0, 0), (0, 0)), constant_values=255) for im in images]
+    return np.concatenate(padded, axis=1)

@@ -1,0 +1,161 @@
+"""The verdict in words: how busy the device was, what it waited for, and what to change."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentlab.tracing import Account, Span, Stage, account
+from agentlab.tracing.accounting import Cause
+from agentlab.types import RunSnapshot
+
+_WORTH_SAYING = 0.02
+"""Smaller shares of the time are left out."""
+_WELL_USED = 0.85
+
+_WAITED_FOR: dict[Cause, str] = {
+    "compile": "compilation",
+    "load": "loading",
+    "checkpoint": "checkpoints",
+    "engine": "the engine's own work on the host between executions",
+    "learner": "the learner's own work on the host (packing, publishing weights)",
+    "tool": "tools",
+    "environment": "environments",
+    "reset": "environments to reset",
+    "reward": "the reward function",
+    "agent": "the agent's own code and the chat template",
+    "queue": "the learner to take a waiting group",
+    "data": "data",
+    "nothing": "something to do: no episode and no update was in flight",
+}
+
+_BUSY_WITH: dict[Stage, str] = {
+    "prefill": "reading prompts",
+    "decode": "sampling",
+    "forward_backward": "training",
+    "optimizer": "optimizer",
+    "weight_sync": "weight swaps",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What a run's time went into, and what to change; `str()` of it is for a person."""
+
+    sentence: str
+    utilisation: float
+    """Share of the time in which the device executed, in [0, 1]."""
+    causes: Mapping[Cause, float]
+    """Share of the time by what the idle device waited for, largest first."""
+    findings: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [self.sentence, *(f"  - {text}" for text in self.findings)]
+        lines += ["What to change:", *(f"  - {text}" for text in self.advice)] if self.advice else []
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | None = None) -> Verdict:
+    """Say where device time went.
+
+    Args:
+        snapshot: The run as it is.
+        spans: What was traced, in any order.
+        found: Their account, if it is known already.
+    """
+    spans = tuple(spans)
+    found = found or account(spans)
+    shares = found.idle_shares if found.duration_s else {}
+    if not found.busy_s:
+        return Verdict("Nothing has executed on the device yet.", 0.0, shares, _findings(snapshot, spans))
+    return Verdict(
+        _sentence(found, shares),
+        found.utilisation,
+        shares,
+        _findings(snapshot, spans),
+        _advice(snapshot, found, shares),
+    )
+
+
+def _sentence(found: Account, shares: Mapping[Cause, float]) -> str:
+    work = [(name, found.busy[stage] / found.duration_s) for stage, name in _BUSY_WITH.items()]
+    work = [f"{name} {share:.0%}" for name, share in sorted(work, key=lambda item: -item[1]) if share >= 0.005]
+    waits = [f"{_WAITED_FOR[cause]} ({share:.0%})" for cause, share in shares.items() if share >= _WORTH_SAYING]
+    text = f"The device was busy {found.utilisation:.0%} of {found.duration_s:.1f} s ({', '.join(work)})"
+    return f"{text}; the rest it waited for {_listed(waits)}." if waits else f"{text}."
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _findings(snapshot: RunSnapshot, spans: Sequence[Span]) -> tuple[str, ...]:
+    lines = [f"{name}: median {mid:.2f} s, p95 {p95:.2f} s over {n} calls." for name, mid, p95, n in _slowest(spans)]
+    engine, counts = snapshot.engine, snapshot.counts
+    if engine.num_slots:
+        line = f"Slots in use: {engine.num_running} of {engine.num_slots}"
+        lines.append(f"{line}, {engine.num_waiting} requests waiting for one." if engine.num_waiting else f"{line}.")
+    if counts.stale:
+        lines.append(f"{counts.stale} of {counts.admitted} groups were dropped as stale.")
+    if snapshot.failures:
+        failed = ", ".join(f"{stage} {n}" for stage, n in snapshot.failures.items())
+        lines.append(f"Failed episodes by stage: {failed}.")
+    if engine.compilations:
+        lines.append(f"{engine.compilations} programs were compiled after warm-up; there should be none.")
+    return (*lines, *snapshot.notes)
+
+
+def _slowest(spans: Sequence[Span]) -> list[tuple[str, float, float, int]]:
+    """(name, median s, 95th percentile s, calls) of the three tools or stages that took most time in all."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        if span.stage == "tool":
+            groups[f"Tool {span.tags.get('tool', span.tags.get('name', ''))}".rstrip()].append(span.duration_s)
+        elif span.stage in ("step", "reset", "reward"):
+            groups[span.stage.capitalize()].append(span.duration_s)
+    longest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:3]
+    return [(name, _quantile(times, 0.5), _quantile(times, 0.95), len(times)) for name, times in longest]
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
+
+
+def _advice(snapshot: RunSnapshot, found: Account, shares: Mapping[Cause, float]) -> tuple[str, ...]:
+    if found.utilisation >= _WELL_USED:
+        return ("Nothing: the device is the bottleneck. A faster device, or fewer tokens per episode, would help.",)
+    advice = {cause: _change(cause, snapshot, found) for cause, share in shares.items() if share >= 0.05}
+    return tuple(dict.fromkeys(text for text in advice.values() if text))
+
+
+def _change(cause: Cause, snapshot: RunSnapshot, found: Account) -> str:
+    if cause in ("tool", "environment", "reset", "reward", "agent"):
+        return _more_episodes(snapshot, found, cause)
+    if cause == "nothing":
+        return "Keep more groups in flight: raise max_concurrency or groups_per_step, or give more tasks."
+    return {
+        "engine": "The engine prepares steps on the host: more sequences per step (num_slots) spread that cost.",
+        "learner": "Raise max_off_policy_steps to 1 or more, so that episodes go on while the learner works.",
+        "queue": "The learner is behind: lower groups_per_step, or shorten episodes.",
+        "compile": "Warm up before the run, with the sizes it will use.",
+        "checkpoint": "Write checkpoints less often.",
+        "load": "",
+        "data": "Read tasks ahead of their use.",
+    }.get(cause, "")
+
+
+def _more_episodes(snapshot: RunSnapshot, found: Account, cause: Cause) -> str:
+    now, slots = snapshot.max_concurrency, snapshot.engine.num_slots
+    if snapshot.engine.num_waiting and slots:
+        return f"Requests wait for one of {slots} slots although the device idles: raise num_slots."
+    if cause == "agent":
+        return "Agent code runs on the event loop: make it shorter, or move slow parts into a tool."
+    if not now:
+        return "Raise max_concurrency: other episodes can sample while these wait."
+    wanted = max(now + 1, round(now / max(found.utilisation, 0.1)))
+    return f"Raise max_concurrency from {now} to about {wanted}: other episodes can sample while these wait."
