@@ -19,6 +19,7 @@ help: ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 20
 
 install: $(INSTALLED) ## the environment in .venv, with everything for notebooks and tests
+	@echo "agentlab is installed in $(VENV)"
 
 $(INSTALLED): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "agentlab needs Python 3.11 or newer with venv and pip, and none is on the PATH." \
