@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentlab.inference.attention import attend_cached
+from agentlab.inference.attention import KeysValues, attend_cached
 from agentlab.inference.sampling import SamplingRows, sample
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import Decoder, abstract_params, decoder_structure
@@ -24,14 +24,22 @@ on_trace: ContextVar[Callable[[], None] | None] = ContextVar("agentlab_on_trace"
 
 
 class Cache(NamedTuple):
-    """Keys and values, one array [slots, Hkv, tokens per slot, Dh] per layer."""
+    """Keys and values, one array [slots, Hkv, length, Dh] per layer.
+
+    A program writes whole blocks, so a slot is longer than the tokens it holds by the largest block;
+    what lies behind its tokens is never seen.
+    """
 
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
 
+    def layer(self, index: int) -> KeysValues:
+        """Keys and values of one layer."""
+        return self.k[index], self.v[index]
+
 
 class PrefillRows(NamedTuple):
-    """A chunk of each row's prompt. A padding row has a slot beyond the last, and count 1."""
+    """A chunk of each row's prompt. The real rows come first; a padding row has count 1."""
 
     tokens: jax.Array
     """[B, T] int32."""
@@ -41,10 +49,12 @@ class PrefillRows(NamedTuple):
     """[B] int32: how many of the T tokens are real."""
     slot: jax.Array
     """[B] int32."""
+    num_rows: jax.Array
+    """int32: how many rows are real."""
 
 
 class DecodeRows(NamedTuple):
-    """Rows that sample on from one token each. A padding row has a slot beyond the last, and limit 0."""
+    """Rows that sample on from one token each. The real rows come first; a padding row has limit 0."""
 
     token: jax.Array
     """[B] int32: the newest token, not yet in the cache."""
@@ -54,13 +64,15 @@ class DecodeRows(NamedTuple):
     """[B] int32: most tokens to sample."""
     slot: jax.Array
     """[B] int32."""
+    num_rows: jax.Array
+    """int32: how many rows are real."""
     stops: jax.Array
     """[B, S] int32: tokens that end the row; -1 for none."""
 
 
-def empty_cache(config: DecoderConfig, num_slots: int, tokens_per_slot: int, dtype: Any) -> Cache:
+def empty_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any) -> Cache:
     """A cache of zeros."""
-    shape = (num_slots, config.num_kv_heads, tokens_per_slot, config.head_dim)
+    shape = (num_slots, config.num_kv_heads, length, config.head_dim)
     layers = range(config.num_layers)
     return Cache(tuple(jnp.zeros(shape, dtype) for _ in layers), tuple(jnp.zeros(shape, dtype) for _ in layers))
 
@@ -92,21 +104,18 @@ def prefill(
     """
     _traced()
     decoder = _decoder(config, weights)
-    past = _read(cache, rows.slot, context)
+    past = _read(cache, rows.slot, rows.num_rows, context)
     steps = jnp.arange(rows.tokens.shape[1])
-    fresh: dict[int, tuple[jax.Array, jax.Array]] = {}
+    new: dict[int, KeysValues] = {}
 
     def attention(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        fresh[layer] = k, v
-        return attend_cached(
-            q, (past.k[layer], past.v[layer]), _by_head(k, v), rows.start, steps, **_attention_options(config, layer)
-        )
+        new[layer] = _by_head(k), _by_head(v)
+        return attend_cached(q, past.layer(layer), new[layer], rows.start, steps, **_attention_options(config, layer))
 
     hidden = decoder(rows.tokens, rows.start[:, None] + steps, attention)
     last = jnp.take_along_axis(hidden, (rows.count - 1)[:, None, None], axis=1)[:, 0]
     token, logprob = sample(decoder.logits(last), sampling)
-    real = steps < rows.count[:, None]
-    return _write(cache, fresh, rows.slot, rows.start, real), token, logprob
+    return _write(cache, _as_cache(new), rows.slot, rows.start, rows.num_rows), token, logprob
 
 
 @functools.partial(jax.jit, static_argnames=("config", "context", "max_steps"), donate_argnames=("cache",))
@@ -134,55 +143,73 @@ def decode(
         The cache; sampled tokens [B, max_steps]; their log-probabilities; how many are real [B].
     """
     _traced()
-    decoder = _decoder(config, weights)
-    past = _read(cache, rows.slot, context)
+    past = _read(cache, rows.slot, rows.num_rows, context)
+    step = functools.partial(_decode_step, _decoder(config, weights), past, rows, sampling)
     batch = len(rows.token)
-    shape = (batch, config.num_kv_heads, max_steps, config.head_dim)
-    empty = tuple(jnp.zeros(shape, past.k[0].dtype) for _ in range(config.num_layers))
-
-    def step(state: Any) -> Any:
-        at, token, active, new_k, new_v, tokens, logprobs, counts = state
-        new = {}
-
-        def attention(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            k, v = _by_head(k, v)
-            k = jax.lax.dynamic_update_slice_in_dim(new_k[layer], k, at, axis=2)
-            v = jax.lax.dynamic_update_slice_in_dim(new_v[layer], v, at, axis=2)
-            new[layer] = k, v
-            options = _attention_options(config, layer)
-            return attend_cached(q, (past.k[layer], past.v[layer]), (k, v), rows.start, at[None], **options)
-
-        hidden = decoder(token[:, None], (rows.start + at)[:, None], attention)
-        token, logprob = sample(decoder.logits(hidden[:, 0]), sampling._replace(index=sampling.index + at))
-        counts += active
-        active &= (at + 1 < rows.limit) & ~jnp.any(token[:, None] == rows.stops, axis=1)
-        new_k, new_v = zip(*(new[layer] for layer in range(config.num_layers)), strict=True)
-        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], at, axis=1)
-        logprobs = jax.lax.dynamic_update_slice_in_dim(logprobs, logprob[:, None], at, axis=1)
-        return at + 1, token, active, new_k, new_v, tokens, logprobs, counts
-
-    tokens = jnp.zeros((batch, max_steps), jnp.int32)
-    logprobs = jnp.zeros((batch, max_steps), jnp.float32)
-    start = (jnp.int32(0), rows.token, rows.limit > 0, empty, empty, tokens, logprobs, jnp.zeros(batch, jnp.int32))
-    end = jax.lax.while_loop(lambda state: (state[0] < num_steps) & jnp.any(state[2]), step, start)
-    _, _, _, new_k, new_v, tokens, logprobs, counts = end
-    fresh = {layer: _by_head(k, v) for layer, (k, v) in enumerate(zip(new_k, new_v, strict=True))}
-    real = jnp.arange(max_steps) < counts[:, None]
-    return _write(cache, fresh, rows.slot, rows.start, real), tokens, logprobs, counts
+    start = DecodeState(
+        at=jnp.int32(0),
+        token=rows.token,
+        active=rows.limit > 0,
+        new=empty_cache(config, batch, max_steps, past.k[0].dtype),
+        tokens=jnp.zeros((batch, max_steps), jnp.int32),
+        logprobs=jnp.zeros((batch, max_steps), jnp.float32),
+        counts=jnp.zeros(batch, jnp.int32),
+    )
+    end = jax.lax.while_loop(lambda state: (state.at < num_steps) & jnp.any(state.active), step, start)
+    return _write(cache, end.new, rows.slot, rows.start, rows.num_rows), end.tokens, end.logprobs, end.counts
 
 
-@functools.partial(jax.jit, static_argnames=("context",), donate_argnames=("cache",))
-def copy(cache: Cache, source: jax.Array, target: jax.Array, *, context: int) -> Cache:
-    """The first `context` tokens of slots `source` [B] copied to slots `target` [B].
+class DecodeState(NamedTuple):
+    """What a decode step takes and gives; as in `decode`, with `new` the cache of the steps so far."""
 
-    All are read before any is written. A target beyond the last slot is left out.
-    """
+    at: jax.Array
+    token: jax.Array
+    active: jax.Array
+    new: Cache
+    tokens: jax.Array
+    logprobs: jax.Array
+    counts: jax.Array
+
+
+def _decode_step(
+    decoder: Decoder, past: Cache, rows: DecodeRows, sampling: SamplingRows, state: DecodeState
+) -> DecodeState:
+    at = state.at
+    new: dict[int, KeysValues] = {}
+
+    def attention(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        before = zip(state.new.layer(layer), (k, v), strict=True)
+        k, v = (jax.lax.dynamic_update_slice_in_dim(kept, _by_head(x), at, axis=2) for kept, x in before)
+        new[layer] = k, v
+        options = _attention_options(decoder.config, layer)
+        return attend_cached(q, past.layer(layer), (k, v), rows.start, at[None], **options)
+
+    hidden = decoder(state.token[:, None], (rows.start + at)[:, None], attention)
+    token, logprob = sample(decoder.logits(hidden[:, 0]), sampling._replace(index=sampling.index + at))
+    return DecodeState(
+        at=at + 1,
+        token=token,
+        active=state.active & (at + 1 < rows.limit) & ~jnp.any(token[:, None] == rows.stops, axis=1),
+        new=_as_cache(new),
+        tokens=jax.lax.dynamic_update_slice_in_dim(state.tokens, token[:, None], at, axis=1),
+        logprobs=jax.lax.dynamic_update_slice_in_dim(state.logprobs, logprob[:, None], at, axis=1),
+        counts=state.counts + state.active,
+    )
+
+
+@functools.partial(jax.jit, donate_argnames=("cache",))
+def copy(cache: Cache, source: jax.Array, target: jax.Array, num_copies: jax.Array) -> Cache:
+    """Slot `source[i]` copied to slot `target[i]`, for each i below `num_copies`, one after the other."""
     _traced()
 
-    def one(x: jax.Array) -> jax.Array:
-        return x.at[target, :, :context].set(x.at[source, :, :context].get(mode="clip"), mode="drop")
+    def body(row: jax.Array, cache: Cache) -> Cache:
+        def put(x: jax.Array) -> jax.Array:
+            slot = jax.lax.dynamic_index_in_dim(x, source[row])
+            return jax.lax.dynamic_update_index_in_dim(x, slot, target[row], axis=0)
 
-    return jax.tree.map(one, cache)
+        return jax.tree.map(put, cache)
+
+    return jax.lax.fori_loop(0, num_copies, body, cache)
 
 
 def _traced() -> None:
@@ -204,26 +231,38 @@ def _attention_options(config: DecoderConfig, layer: int) -> dict[str, Any]:
     }
 
 
-def _by_head(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[B, T, H, D] <-> [B, H, T, D]"""
-    return jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+def _as_cache(layers: dict[int, KeysValues]) -> Cache:
+    return Cache(*zip(*(layers[layer] for layer in range(len(layers))), strict=True))
 
 
-def _read(cache: Cache, slot: jax.Array, context: int) -> Cache:
-    """The first `context` tokens of some slots, [B, Hkv, context, Dh] per layer."""
-    return jax.tree.map(lambda x: x.at[slot, :, :context].get(mode="clip"), cache)
+def _by_head(x: jax.Array) -> jax.Array:
+    """[B, T, H, D] -> [B, H, T, D]"""
+    return jnp.swapaxes(x, 1, 2)
 
 
-def _write(
-    cache: Cache, fresh: dict[int, tuple[jax.Array, jax.Array]], slot: jax.Array, start: jax.Array, real: jax.Array
-) -> Cache:
-    """Put fresh keys and values [B, T, Hkv, Dh] at `start` of each slot, where `real` [B, T]."""
-    num_slots, _, size, _ = cache.k[0].shape
-    at = jnp.where(real & (slot < num_slots)[:, None], start[:, None] + jnp.arange(real.shape[1]), size)
+def _read(cache: Cache, slot: jax.Array, num_rows: jax.Array, context: int) -> Cache:
+    """The first `context` tokens of some slots, [B, Hkv, context, Dh] per layer; padding rows are 0."""
+    _, heads, _, size = cache.k[0].shape
 
-    def put(x: jax.Array, new: jax.Array) -> jax.Array:
-        return x.at[slot[:, None], :, at].set(new.astype(x.dtype), mode="drop")
+    def body(row: jax.Array, rows: Cache) -> Cache:
+        def put(out: jax.Array, x: jax.Array) -> jax.Array:
+            block = jax.lax.dynamic_slice(x, (slot[row], 0, 0, 0), (1, heads, context, size))
+            return jax.lax.dynamic_update_index_in_dim(out, block, row, axis=0)
 
-    layers = range(len(cache.k))
-    k = tuple(put(cache.k[layer], fresh[layer][0]) for layer in layers)
-    return Cache(k, tuple(put(cache.v[layer], fresh[layer][1]) for layer in layers))
+        return jax.tree.map(put, rows, cache)
+
+    empty = jax.tree.map(lambda x: jnp.zeros((len(slot), heads, context, size), x.dtype), cache)
+    return jax.lax.fori_loop(0, num_rows, body, empty)
+
+
+def _write(cache: Cache, new: Cache, slot: jax.Array, start: jax.Array, num_rows: jax.Array) -> Cache:
+    """Put the rows of `new`, [B, Hkv, T, Dh] per layer, at `start` of their slots."""
+
+    def body(row: jax.Array, cache: Cache) -> Cache:
+        def put(x: jax.Array, new: jax.Array) -> jax.Array:
+            block = jax.lax.dynamic_index_in_dim(new, row).astype(x.dtype)
+            return jax.lax.dynamic_update_slice(x, block, (slot[row], 0, start[row], 0))
+
+        return jax.tree.map(put, cache, new)
+
+    return jax.lax.fori_loop(0, num_rows, body, cache)

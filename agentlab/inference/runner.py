@@ -1,6 +1,8 @@
 """The engine's device side: cache, installed weights, and plans turned into program calls."""
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -64,7 +66,8 @@ class Runner:
         first = jax.tree.leaves(model.params)[0]
         self._device = next(iter(first.devices()))
         self._weights = self._placed(model.params)
-        cache = programs.empty_cache(model.config, num_slots, tokens_per_slot, first.dtype)
+        length = tokens_per_slot + max(max_dispatch, *(size.chunk for size in shapes.prefill))
+        cache = programs.empty_cache(model.config, num_slots, length, first.dtype)
         self._cache = jax.device_put(cache, self._device)
 
     # -- weights ----------------------------------------------------------------------------------
@@ -103,13 +106,11 @@ class Runner:
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy prefixes between slots."""
-        most = min(8, self._num_slots)
-        for begin in range(0, len(copies), most):
-            some = copies[begin : begin + most]
-            rows = 1 if len(some) == 1 else most
-            source = _column([c.source for c in some], rows, 0)
-            target = _column([c.target for c in some], rows, self._num_slots)
-            self._copy(source, target, self._shapes.context_for(max(c.length for c in some)))
+        source, target = [c.source for c in copies], [c.target for c in copies]
+        size = self._num_slots
+        for at in range(0, len(copies), size):
+            some = slice(at, at + size)
+            self._copy(_column(source[some], size, 0), _column(target[some], size, 0), len(source[some]))
 
     def prefill(self, plan: Plan) -> list[tuple[Chunk, int, float]]:
         """Run the chunks of a plan: for each, the token that follows it and its log-probability."""
@@ -126,9 +127,10 @@ class Runner:
             tokens=tokens,
             start=_column(starts, rows, 0),
             count=_column([c.length for c in chunks], rows, 1),
-            slot=self._slots(generations, rows),
+            slot=_column([g.slot.index for g in generations if g.slot], rows, 0),
+            num_rows=np.int32(len(generations)),
         )
-        context = self._shapes.context_for(max(starts))
+        context = self._shapes.prefill_context_for(max(starts))
         token, logprob = self._prefill(batch, _sampling(generations, rows), context)
         num_tokens = sum(c.length for c in chunks)
         self._spent("prefill", start_ns, num_sequences=len(chunks), tokens=num_tokens, rows=rows, context=context)
@@ -148,10 +150,11 @@ class Runner:
             token=_column([g.tokens[-1] for g in generations], rows, 0),
             start=_column(starts, rows, 0),
             limit=_column(limits, rows, 0),
-            slot=self._slots(generations, rows),
+            slot=_column([g.slot.index for g in generations if g.slot], rows, 0),
+            num_rows=np.int32(len(generations)),
             stops=stops,
         )
-        context = self._shapes.context_for(max(starts)) or self._shapes.contexts[0]
+        context = self._shapes.context_for(max(starts))
         tokens, logprobs, counts = self._decode(batch, _sampling(generations, rows), plan.num_steps, context)
         lengths = counts[: len(generations)].tolist()
         spent_ns = self._spent(
@@ -160,9 +163,6 @@ class Runner:
         self.step_ns = spent_ns // max(lengths)
         table = zip(generations, tokens.tolist(), logprobs.tolist(), lengths, strict=False)
         return [(g, row[:length], values[:length]) for g, row, values, length in table]
-
-    def _slots(self, generations: Sequence[Generation], rows: int) -> np.ndarray:
-        return _column([g.slot.index for g in generations if g.slot], rows, self._num_slots)
 
     def _spent(self, stage: Any, start_ns: int, **tags: Any) -> int:
         end_ns = now_ns()
@@ -187,40 +187,24 @@ class Runner:
         return len(list(self._declared()))
 
     def _declared(self) -> Iterator[tuple[Program, Callable[[], Any]]]:
-        for context in self._shapes.contexts:
-            for rows in sorted({1, min(8, self._num_slots)}):
-                pairs = _column([], rows, 0), _column([], rows, self._num_slots)
-                yield ("copy", rows, context), lambda pairs=pairs, context=context: self._copy(*pairs, context)
-            for rows in self._shapes.decode_rows:
-                batch = DecodeRows(
-                    token=_column([], rows, 0),
-                    start=_column([], rows, 0),
-                    limit=_column([], rows, 0),
-                    slot=self._slots([], rows),
-                    stops=np.full((rows, NUM_STOPS), -1, np.int32),
-                )
-                yield (
-                    ("decode", rows, context),
-                    lambda batch=batch, rows=rows, context=context: self._decode(
-                        batch, _sampling([], rows), 1, context
-                    ),
-                )
-        for context in (0, *self._shapes.contexts):
-            for rows, chunk in self._shapes.prefill:
-                batch = PrefillRows(
-                    tokens=np.zeros((rows, chunk), np.int32),
-                    start=_column([], rows, 0),
-                    count=_column([], rows, 1),
-                    slot=self._slots([], rows),
-                )
-                yield (
-                    ("prefill", rows, chunk, context),
-                    lambda batch=batch, rows=rows, context=context: self._prefill(batch, _sampling([], rows), context),
-                )
+        nothing = np.int32(0)
+        none = _column([], self._num_slots, 0)
+        yield ("copy", self._num_slots), lambda: self._copy(none, none, 0)
+        for rows, context in itertools.product(self._shapes.decode_rows, self._shapes.contexts):
+            zeros, stops = _column([], rows, 0), np.full((rows, NUM_STOPS), -1, np.int32)
+            decoded = DecodeRows(zeros, zeros, zeros, zeros, nothing, stops)
+            yield ("decode", rows, context), functools.partial(self._decode, decoded, _sampling([], rows), 1, context)
+        for (rows, chunk), context in itertools.product(self._shapes.prefill, self._shapes.prefill_contexts):
+            zeros, ones = _column([], rows, 0), _column([], rows, 1)
+            filled = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, nothing)
+            yield (
+                ("prefill", rows, chunk, context),
+                functools.partial(self._prefill, filled, _sampling([], rows), context),
+            )
 
-    def _copy(self, source: np.ndarray, target: np.ndarray, context: int) -> None:
-        with self._watched("copy", len(source), context):
-            self._cache = programs.copy(self._cache, source, target, context=context)
+    def _copy(self, source: np.ndarray, target: np.ndarray, num_copies: int) -> None:
+        with self._watched("copy", len(source)):
+            self._cache = programs.copy(self._cache, source, target, np.int32(num_copies))
 
     def _prefill(self, batch: PrefillRows, sampling: SamplingRows, context: int) -> tuple[np.ndarray, np.ndarray]:
         with self._watched("prefill", *batch.tokens.shape, context):

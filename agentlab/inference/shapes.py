@@ -21,14 +21,16 @@ class PrefillSize(NamedTuple):
 class Shapes:
     """The declared sizes. Every batch is padded to the smallest that holds it."""
 
-    decode_rows: tuple[int, ...] = (1, 4, 8, 16, 32)
+    decode_rows: tuple[int, ...] = (1, 8, 16, 32)
     """Sequences of one decode; the largest holds all slots."""
     prefill: tuple[PrefillSize, ...] = (PrefillSize(1, 64), PrefillSize(8, 16), PrefillSize(8, 64))
     contexts: tuple[int, ...] = (256, 512)
-    """Cached tokens that are read; the largest holds a slot."""
+    """Cached tokens that a decode reads; the largest holds a slot."""
+    prefill_contexts: tuple[int, ...] = (512,)
+    """Cached tokens that a prefill reads; the largest holds a slot."""
 
     def __post_init__(self) -> None:
-        for name in ("decode_rows", "contexts", "prefill"):
+        for name in ("decode_rows", "prefill", "contexts", "prefill_contexts"):
             sizes = getattr(self, name)
             if not sizes or any(min(size) < 1 if isinstance(size, tuple) else size < 1 for size in sizes):
                 raise ConfigError(f"{name} must hold one size or more, all at least 1, got {sizes!r}.")
@@ -41,10 +43,12 @@ class Shapes:
         """
         if max(self.decode_rows) < num_slots:
             raise ConfigError(f"shapes.decode_rows must reach num_slots={num_slots}, got {self.decode_rows}; add it.")
-        if max(self.contexts) != tokens_per_slot:
-            raise ConfigError(
-                f"The largest of shapes.contexts must be tokens_per_slot={tokens_per_slot}, got {self.contexts}."
-            )
+        for name in ("contexts", "prefill_contexts"):
+            contexts = getattr(self, name)
+            if max(contexts) != tokens_per_slot:
+                raise ConfigError(
+                    f"The largest of shapes.{name} must be tokens_per_slot={tokens_per_slot}, got {contexts}."
+                )
 
     def rows_for(self, count: int) -> int:
         """The smallest declared number of rows that holds `count` sequences."""
@@ -55,8 +59,12 @@ class Shapes:
         return min(size.rows for size in self.prefill if size.chunk == chunk and size.rows >= count)
 
     def context_for(self, length: int) -> int:
-        """The smallest declared context that holds `length` cached tokens; 0 when there are none."""
-        return min(context for context in self.contexts if context >= length) if length else 0
+        """The smallest declared context of a decode that holds `length` cached tokens."""
+        return min(context for context in self.contexts if context >= length)
+
+    def prefill_context_for(self, length: int) -> int:
+        """The same for a prefill."""
+        return min(context for context in self.prefill_contexts if context >= length)
 
     def prefill_for(self, pending: Sequence[int]) -> PrefillSize:
         """The size that computes the most of these pending tokens, first come first, for its cost."""
@@ -71,8 +79,12 @@ class Shapes:
 def default_shapes(num_slots: int, tokens_per_slot: int, chunk: int) -> Shapes:
     """Few enough to be compiled in a minute, close enough that little is padding."""
     chunk = min(chunk, tokens_per_slot)
-    rows = {size for size in (1, 4, 8, 16, 32, 64, 128) if size < num_slots} | {num_slots}
+    rows = {size for size in (1, 8, 16, 32, 64, 128) if size < num_slots} | {num_slots}
     most = min(8, num_slots)
     sizes = {PrefillSize(1, chunk), PrefillSize(most, max(1, chunk // 4)), PrefillSize(most, chunk)}
-    contexts = {tokens_per_slot, max(1, tokens_per_slot // 2)}
-    return Shapes(decode_rows=tuple(sorted(rows)), prefill=tuple(sorted(sizes)), contexts=tuple(sorted(contexts)))
+    return Shapes(
+        decode_rows=tuple(sorted(rows)),
+        prefill=tuple(sorted(sizes)),
+        contexts=tuple(sorted({max(1, tokens_per_slot // 2), tokens_per_slot})),
+        prefill_contexts=(tokens_per_slot,),
+    )
