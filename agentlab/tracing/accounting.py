@@ -92,7 +92,7 @@ def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop
     start, stop = _window(table, start_ns, stop_ns)
     sweep = _Sweep(table.within(start, stop), start, stop)
     on_device: dict[Stage, np.ndarray] = {stage: sweep.active(stage) for stage in DEVICE_STAGES}
-    together = sum(on_device.values(), np.zeros(len(sweep.lengths_ns), np.int64))
+    together = sum(on_device.values(), sweep.nowhere)
     busy: dict[Stage, float] = {
         stage: sweep.seconds(count / np.maximum(together, 1)) for stage, count in on_device.items()
     }
@@ -114,21 +114,26 @@ class _Sweep:
     def __init__(self, table: SpanTable, start_ns: int, stop_ns: int):
         moments = np.concatenate([table.start_ns, table.end_ns, np.array([start_ns, stop_ns], np.int64)])
         cuts, places = np.unique(moments, return_inverse=True)
-        self.lengths_ns = np.diff(cuts)
+        self._lengths_ns = np.diff(cuts).astype(np.float64)
+        self.nowhere = np.zeros(len(self._lengths_ns), np.int64)
         self._table = table
+        self._present = set(np.unique(table.stages).tolist())
         self._starts, self._ends = places[: len(table)], places[len(table) : 2 * len(table)]
 
     def active(self, *stages: str) -> np.ndarray:
         """[pieces] how many spans of these stages are under way in each piece."""
-        mine = np.isin(self._table.stages, [STAGE_CODES[stage] for stage in stages])
-        pieces = len(self.lengths_ns)
+        codes = [code for stage in stages if (code := STAGE_CODES[stage]) in self._present]
+        if not codes:
+            return self.nowhere
+        mine = np.isin(self._table.stages, codes)
+        pieces = len(self._lengths_ns)
         changes = np.bincount(self._starts[mine], minlength=pieces + 1)
         changes -= np.bincount(self._ends[mine], minlength=pieces + 1)
         return np.cumsum(changes)[:pieces]
 
     def seconds(self, share: np.ndarray) -> float:
         """Seconds of the pieces, each weighted by its share in [0, 1]."""
-        return float(self.lengths_ns @ share) / 1e9
+        return float(self._lengths_ns @ share) / 1e9 if share.any() else 0.0
 
 
 def _causes(sweep: _Sweep, gap: np.ndarray) -> dict[Cause, float]:
@@ -138,7 +143,7 @@ def _causes(sweep: _Sweep, gap: np.ndarray) -> dict[Cause, float]:
         found[cause] = sweep.seconds(here)
         gap = gap & ~here
     waits = _waits(sweep)
-    total = sum(waits.values(), np.zeros(len(gap), np.int64))
+    total = sum(waits.values(), sweep.nowhere)
     for cause, count in waits.items():
         found[cause] = sweep.seconds(np.where(gap, count / np.maximum(total, 1), 0.0))
     gap = gap & (total == 0)
