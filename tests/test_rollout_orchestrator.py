@@ -219,4 +219,7 @@ def test_a_failed_episode_counts_as_not_solved():
     mixed = [*tasks(3), {"id": "bad", "prompt": "x", "broken": True}]
     result = evaluate(ScriptedEngine("yes"), mixed, agent_class=ModelAgent, env_class=OneTurn)
     assert (result.success, result.count, result.num_failed) == (0.75, 4, 1)
-    assert threading.active_count() == 1 or not any(t.name.startswith("agentlab") for t in threading.enumerate())
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("agentlab")]
+    for thread in ours:
+        thread.join(1.0)
+    assert not any(thread.is_alive() for thread in ours)

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 
+from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import WorkerCall, WorkerPool
 from agentlab.errors import AgentError, EngineError, EnvironmentError_, RewardError, ToolError
@@ -40,7 +41,7 @@ class World:
 
     engine: Engine
     chat: ChatFormat
-    make_agent: Callable[[], Any]
+    make_agent: Callable[[], ConversationAgentBase]
     make_environment: Callable[[Task], Any]
     config: RolloutConfig
     pool: WorkerPool
@@ -173,6 +174,7 @@ class Episode:
         model_s = (now_ns() - self._since_ns) / 1e9
         response = self._world.chat.decode(completion.tokens)
         action = self._guarded("agent", self._agent.update_from_model, response)
+        self._guarded("agent", self._agent.record_response, response)
         step = lambda: self._environment.step(action)  # noqa: E731
         result = await self._bounded("step", self._world.config.step_timeout_s, step)
         step_s = (now_ns() - self._since_ns) / 1e9

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 
+from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import WorkerPool
 from agentlab.errors import ConfigError, RunError
@@ -285,7 +286,9 @@ def check_roles(
             raise ConfigError(f"{role} must be a class or another callable, got {given!r:.80}.")
     check_kwargs(agent_class, agent_kwargs, given_as="agent_kwargs")
     check_kwargs(env_class, env_kwargs, given_as="env_kwargs", reserved=1)
-    agent_class(**agent_kwargs)
+    agent = agent_class(**agent_kwargs)
+    if not isinstance(agent, ConversationAgentBase):
+        raise ConfigError(f"agent_class must make a ConversationAgentBase, got {type(agent).__name__}. Derive from it.")
 
 
 async def _each(tasks: Tasks) -> AsyncIterator[Any]:
