@@ -66,7 +66,7 @@ def would_install(python: Path, folder: Path) -> set[str]:
 
 def pip(python: Path, *arguments: str) -> str:
     """Run pip and return what it printed; its errors are shown when it fails."""
-    command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-3000:]}"
     return done.stdout

@@ -22,8 +22,9 @@ ROWS = [
 ROW_OF = {name: row for row, rooms in enumerate(ROWS) for room in rooms for name in room}
 ROOM_OF = {name: frozenset(room) for rooms in ROWS for room in rooms for name in room}
 
+JAX_ROOMS = frozenset({"models", "inference", "training", "platform"})
 ONLY_IN = {
-    **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax"), {"models", "inference", "training", "platform"}),
+    **{name: JAX_ROOMS for name in ("jax", "jaxlib", "flax", "optax", "orbax")},
     "ipywidgets": {"viz"},
     "matplotlib": {"viz"},
     "threading": {"concurrency", "tracing"},
