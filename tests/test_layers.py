@@ -24,7 +24,7 @@ ROOM_OF = {name: frozenset(room) for rooms in ROWS for room in rooms for name in
 
 JAX_ROOMS = frozenset({"models", "inference", "training", "platform"})
 ONLY_IN = {
-    **{name: JAX_ROOMS for name in ("jax", "jaxlib", "flax", "optax", "orbax")},
+    **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax"), JAX_ROOMS),
     "ipywidgets": {"viz"},
     "matplotlib": {"viz"},
     "threading": {"concurrency", "tracing"},
