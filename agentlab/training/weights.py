@@ -66,7 +66,7 @@ def published(config: DecoderConfig, base: Any, trained: Stacked) -> Any:
         trained: Stacked, float32.
     """
     weights = flat_arrays(base)
-    changed = [path for path in weights if not config.lora or f"{_name(path[:-1])}/lora_a" in trained]
+    changed = [path for path in weights if not config.lora or _name((*path[:-1], "lora_a")) in trained]
     arrays = _merged(config, {_key(path): weights[path] for path in changed}, trained)
     return with_arrays(base, {**weights, **{path: arrays[_key(path)] for path in changed}})
 
