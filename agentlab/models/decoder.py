@@ -229,7 +229,7 @@ def _normal(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: jnp.dtype) -> 
     """Random with variance 1 / in; only a shape without `rngs`."""
     if rngs is None:
         return jax.ShapeDtypeStruct(shape, dtype)
-    return jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
+    return (jax.random.normal(rngs.params(), shape) * shape[-1] ** -0.5).astype(dtype)
 
 
 def _constant(rngs: nnx.Rngs | None, value: float, shape: tuple[int, ...], dtype: jnp.dtype) -> Any:

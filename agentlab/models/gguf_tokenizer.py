@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentlab.errors import ModelError
+from agentlab.models.tokenizer import transformers
 
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -26,7 +27,6 @@ def gguf_tokenizer(metadata: Mapping[str, Any], *, source: str) -> Any:
         ModelError: it is not a byte-level BPE, or cuts text in an unknown way.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
 
     def value(name: str) -> Any:
         return metadata.get(f"tokenizer.ggml.{name}")
@@ -49,7 +49,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], *, source: str) -> Any:
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     ids = {option: value(f"{name}_token_id") for name, option in names.items()}
     roles = {option: tokens[index] for option, index in ids.items() if index is not None}
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **roles)
+    made = transformers().PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **roles
+    )
     made.chat_template = metadata.get("tokenizer.chat_template")
     return made
 

@@ -1,7 +1,6 @@
 """`load_model`: a model from a folder, from a GGUF file, or by its name on the Hugging Face hub."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from agentlab.models.config import DecoderConfig, read_config
 from agentlab.models.fetch import fetch_model
 from agentlab.models.gguf_file import load_gguf
 from agentlab.models.model import Model
+from agentlab.models.tokenizer import load_tokenizer
 from agentlab.models.weights import check_tensors, load_params
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -47,25 +47,6 @@ def load_model(name_or_path: str | Path, *, dtype: Any = "float32", progress: bo
     if path.suffix == ".gguf":
         return load_gguf(path, name=name, dtype=dtype, progress=progress)
     raise ModelError(f"{path} must be a folder or a .gguf file. Give the folder that holds config.json.")
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder.
-
-    Raises:
-        ModelError: there is none, or transformers cannot read it.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install torch
-    from transformers import AutoTokenizer
-
-    if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
-        raise ModelError(f"{folder} must hold tokenizer.json, and does not. Copy the tokenizer's files there.")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises many kinds for a damaged or unknown tokenizer
-        raise ModelError(
-            f"The tokenizer in {folder} cannot be read ({type(error).__name__}: {error}). Download the model again."
-        ) from error
 
 
 def _load_folder(folder: Path, *, name: str, dtype: Any, progress: bool) -> Model:

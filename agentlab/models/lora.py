@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentlab.errors import ConfigError
 from agentlab.models.config import LORA_TARGETS, DecoderConfig, LoraConfig
 from agentlab.models.decoder import abstract_params
 from agentlab.models.model import Model
-from agentlab.models.tree import flat_arrays, with_arrays
+from agentlab.models.tree import flat_arrays, fresh_array, with_arrays
 
 ADAPTER_NAMES = ("lora_a", "lora_b")
 
@@ -45,7 +45,9 @@ def add_lora(
     base = flat_arrays(model.params)
     dtype = base["embed_tokens",].dtype
     abstract = abstract_params(config, dtype)
-    adapters = jax.jit(lambda: _fresh(abstract, base.keys(), seed))()
+    rng = np.random.default_rng(seed)
+    new = {path: wanted for path, wanted in flat_arrays(abstract).items() if path not in base}
+    adapters = {path: fresh_array(path, wanted.shape, dtype, rng) for path, wanted in new.items()}
     return replace(model, config=config, params=with_arrays(abstract, {**base, **adapters}))
 
 
@@ -70,17 +72,3 @@ def merge_lora(config: DecoderConfig, params: Any) -> Any:
         merged[*layer, "weight"] = (weight + config.lora.scale * update).astype(weight.dtype)
     dtype = merged["embed_tokens",].dtype
     return with_arrays(abstract_params(config.without_lora(), dtype), merged)
-
-
-def _fresh(abstract: Any, base: Any, seed: int) -> dict[tuple, jax.Array]:
-    key = jax.random.key(seed)
-    adapters = {}
-    for index, (path, wanted) in enumerate(flat_arrays(abstract).items()):
-        if path in base:
-            continue
-        if path[-1] == "lora_b":
-            adapters[path] = jnp.zeros(wanted.shape, wanted.dtype)
-        else:
-            noise = jax.random.normal(jax.random.fold_in(key, index), wanted.shape, wanted.dtype)
-            adapters[path] = noise * jnp.asarray(wanted.shape[-1] ** -0.5, wanted.dtype)
-    return adapters

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from flax import nnx
+import numpy as np
 
 from agentlab.models.config import DecoderConfig
-from agentlab.models.decoder import Decoder
+from agentlab.models.decoder import abstract_params
 from agentlab.models.model import Model
+from agentlab.models.tokenizer import transformers
+from agentlab.models.tree import flat_arrays, fresh_array, with_arrays
 
 CHATML = (
     "{% for message in messages %}"
@@ -44,20 +45,22 @@ def tiny_model(seed: int = 0, *, dtype: Any = jnp.float32, **config: Any) -> Mod
         "eos_token_ids": (tokenizer.convert_tokens_to_ids("<|im_end|>"),),
     }
     made = DecoderConfig(**{**shape, **config})
-    params = jax.jit(lambda: nnx.state(Decoder(made, rngs=nnx.Rngs(seed), dtype=dtype), nnx.Param))()
+    rng = np.random.default_rng(seed)
+    abstract = abstract_params(made, dtype)
+    arrays = {path: fresh_array(path, a.shape, a.dtype, rng) for path, a in flat_arrays(abstract).items()}
+    params = with_arrays(abstract, arrays)
     return Model(f"tiny-{seed}", made, params, tokenizer)
 
 
 def tiny_tokenizer() -> Any:
     """A tokenizer of one token per byte and three special ones: nothing is out of vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     symbols = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     bytewise = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bytewise.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers().PreTrainedTokenizerFast(
         tokenizer_object=bytewise,
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",

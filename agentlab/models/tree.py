@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 Path = tuple[Any, ...]
@@ -24,3 +25,17 @@ def with_arrays(params: Any, arrays: Mapping[Path, Any]) -> Any:
     assert set(arrays) == {path for path, _ in flat}, "parameter paths differ"
     filled = [(path, jax.tree.unflatten(jax.tree.structure(variable), [arrays[path]])) for path, variable in flat]
     return nnx.from_flat_state(filled)
+
+
+def fresh_array(path: Path, shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> jax.Array:
+    """The value with which a parameter starts: norms 1, biases and B of adapters 0, the rest random.
+
+    Random ones have variance 1 / in. They are drawn by NumPy: nothing is compiled for them.
+    """
+    if len(shape) == 1:
+        value = np.full(shape, 1.0 if path[-1] == "weight" else 0.0, np.float32)
+    elif path[-1] == "lora_b":
+        value = np.zeros(shape, np.float32)
+    else:
+        value = rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
+    return jax.device_put(value.astype(dtype))
