@@ -71,11 +71,11 @@ def test_the_picture_shows_what_was_busy_and_the_gauge_its_share():
     from agentlab.tracing import account
 
     picture = lanes.render(table, account(table, 0, 60 * SECOND), 60 * SECOND)
-    assert picture.shape == (460, 920, 3)
+    assert picture.shape == (440, 760, 3)
     blue = (picture == rgb(STAGE_COLORS["decode"])).all(axis=-1)
     columns = np.flatnonzero(blue[:300].any(axis=0))
-    assert columns[-1] - columns[0] + 1 == pytest.approx(0.73 * 920 / 2, abs=3)
-    assert blue[400:].sum() == pytest.approx(0.73 * 920 / 2 * 46, rel=0.15)  # less the letters on it
+    assert columns[-1] - columns[0] + 1 == pytest.approx(0.645 * 760 / 2, abs=3)
+    assert blue[380:].sum() == pytest.approx(0.645 * 760 / 2 * 44, rel=0.15)  # less the letters on it
 
 
 def test_a_redraw_costs_the_same_whatever_the_number_of_spans():
@@ -157,7 +157,7 @@ def test_a_run_has_one_dashboard_which_freezes_with_it():
 def test_the_static_form_needs_no_kernel():
     bundle = Dashboard(FakeRun(snapshot(status="stopped"))).bundle()
     assert set(bundle) == {"text/plain", "text/html", "image/png"}
-    assert decoded(base64.b64decode(bundle["image/png"])).shape == (460, 920 + 640, 3)
+    assert decoded(base64.b64decode(bundle["image/png"])).shape == (440, 760 + 560, 3)
     assert bundle["text/html"].count("data:image/png;base64,") == 2
     assert "stopped" in bundle["text/plain"]
 
@@ -192,4 +192,4 @@ def test_limits_enclose_the_data_and_are_round():
 
 def test_a_long_run_keeps_its_curve_cheap():
     rows = [{"step": float(i), "reward_mean": i / 1e5} for i in range(100_000)]
-    assert CurvePicture().render(rows, (), 100_000).shape == (460, 640, 3)
+    assert CurvePicture().render(rows, (), 100_000).shape == (440, 560, 3)

@@ -5,7 +5,7 @@ from typing import Any
 
 import ipywidgets
 
-SIZES = {"lanes": (460, 700), "curve": (300, 380)}
+SIZES = {"lanes": (400, 600), "curve": (290, 400)}
 """(wanted, greatest) width of each picture in CSS pixels; they stand side by side where there is room."""
 
 _ICONS = {"Pause": "pause", "Resume": "play", "Stop": "stop"}
@@ -19,13 +19,15 @@ class Face:
     """
 
     def __init__(self, acts: Mapping[str, Callable[[], Any]]):
-        self.labels = {name: ipywidgets.HTML(layout=ipywidgets.Layout(width="100%")) for name in ("head", "foot")}
+        self.labels = {
+            name: ipywidgets.HTML(layout=ipywidgets.Layout(width="auto", margin="0")) for name in ("head", "foot")
+        }
         self.images = {name: _image(*size) for name, size in SIZES.items()}
         rows = [self.labels["head"], _flow(self.images.values()), self.labels["foot"]]
         self.buttons = {name: _button(name, act) for name, act in acts.items()}
         if self.buttons:
             rows.append(_flow(self.buttons.values()))
-        self.root = ipywidgets.VBox(rows, layout=ipywidgets.Layout(width="100%", max_width="1080px"))
+        self.root = ipywidgets.VBox(rows, layout=ipywidgets.Layout(width="auto", max_width="1080px"))
 
     def assign(self, html: Mapping[str, str], pngs: Mapping[str, bytes]) -> None:
         """Show these texts and pictures."""
@@ -42,7 +44,7 @@ class Face:
 
 
 def _flow(children: Any) -> ipywidgets.Box:
-    layout = ipywidgets.Layout(display="flex", flex_flow="row wrap", align_items="flex-start", width="100%")
+    layout = ipywidgets.Layout(display="flex", flex_flow="row wrap", align_items="flex-start", width="auto")
     return ipywidgets.Box(tuple(children), layout=layout)
 
 

@@ -16,8 +16,8 @@ from agentlab.viz.learning import moving_mean, reward_points
 
 WINDOW_S = 60.0
 _LIVE_LANES = LANES[:8]
-_FONT = 15
-_PIXELS_PER_CHARACTER = 11
+_FONT = 17
+_PIXELS_PER_CHARACTER = 13
 _SEGMENT_LABELS = 6
 _MOST_POINTS = 400
 
@@ -25,12 +25,12 @@ _MOST_POINTS = 400
 class LanesPicture:
     """What was busy in the last minute, and how the device's time divides; owned by one thread."""
 
-    width, height = 920, 460
+    width, height = 760, 440
 
     def __init__(self) -> None:
         self._canvas = Canvas(self.width, self.height)
         rows = len(_LIVE_LANES)
-        self._lanes = lanes = self._canvas.figure.add_axes((0.21, 0.27, 0.73, 0.66))
+        self._lanes = lanes = self._canvas.figure.add_axes((0.29, 0.27, 0.645, 0.66))
         lanes.set(xlim=(-WINDOW_S, 0), ylim=(rows, 0))
         lanes.set_yticks(np.arange(rows) + 0.5, [lane.label for lane in _LIVE_LANES])
         lanes.set_xticks([-60, -45, -30, -15, 0], ["60 s ago", "45", "30", "15", "now"])
@@ -38,7 +38,7 @@ class LanesPicture:
         beside = {"fontsize": _FONT - 2, "va": "center", "transform": lanes.get_yaxis_transform()}
         lanes.text(1.01, -0.3, "max", color=GREY, **beside)
         self._peaks = [lanes.text(1.01, row + 0.5, "", color=INK, **beside) for row in range(rows)]
-        self._gauge = gauge = self._canvas.figure.add_axes((0.21, 0.03, 0.73, 0.10))
+        self._gauge = gauge = self._canvas.figure.add_axes((0.29, 0.03, 0.645, 0.10))
         gauge.set(xlim=(0, 1), ylim=(0, 1))
         gauge.set_yticks([0.5], ["device time"])
         gauge.set_xticks([])
@@ -80,11 +80,11 @@ class LanesPicture:
 class CurvePicture:
     """Reward over updates, with evaluations; owned by one thread."""
 
-    width, height = 640, 460
+    width, height = 560, 440
 
     def __init__(self) -> None:
         self._canvas = Canvas(self.width, self.height)
-        axes = self._axes = self._canvas.figure.add_axes((0.14, 0.16, 0.83, 0.74))
+        axes = self._axes = self._canvas.figure.add_axes((0.17, 0.18, 0.80, 0.71))
         axes.set_title("reward", loc="left", fontsize=_FONT + 1, color=INK)
         axes.set_xlabel("update", fontsize=_FONT, color=INK)
         axes.grid(axis="y", color=FAINT)
@@ -94,7 +94,7 @@ class CurvePicture:
         (self._smooth,) = axes.plot([], [], color=BLUE, linewidth=3)
         (self._evaluated,) = axes.plot([], [], color=VERMILION, linewidth=1.5, marker="o", markersize=8)
         self._intervals = axes.vlines([], [], [], color=VERMILION, linewidth=2)
-        for x, label, color in ((0.30, "each", GREY), (0.47, "mean of 8", BLUE), (0.76, "evaluation", VERMILION)):
+        for x, label, color in ((0.21, "each", GREY), (0.36, "mean of 8", BLUE), (0.69, "evaluation", VERMILION)):
             axes.text(x, 1.03, label, color=color, fontsize=_FONT, transform=axes.transAxes)
         self._limits = (0.0, 0.0, 0.0)
 
