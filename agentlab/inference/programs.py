@@ -104,7 +104,7 @@ def prefill(
     """
     _traced()
     decoder = _decoder(config, weights)
-    past = _read(cache, rows.slot, rows.num_rows, context)
+    past = _read(cache, rows.slot, context)
     steps = jnp.arange(rows.tokens.shape[1])
     new: dict[int, KeysValues] = {}
 
@@ -143,7 +143,7 @@ def decode(
         The cache; sampled tokens [B, max_steps]; their log-probabilities; how many are real [B].
     """
     _traced()
-    past = _read(cache, rows.slot, rows.num_rows, context)
+    past = _read(cache, rows.slot, context)
     step = functools.partial(_decode_step, _decoder(config, weights), past, rows, sampling)
     batch = len(rows.token)
     start = DecodeState(
@@ -240,19 +240,9 @@ def _by_head(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _read(cache: Cache, slot: jax.Array, num_rows: jax.Array, context: int) -> Cache:
-    """The first `context` tokens of some slots, [B, Hkv, context, Dh] per layer; padding rows are 0."""
-    _, heads, _, size = cache.k[0].shape
-
-    def body(row: jax.Array, rows: Cache) -> Cache:
-        def put(out: jax.Array, x: jax.Array) -> jax.Array:
-            block = jax.lax.dynamic_slice(x, (slot[row], 0, 0, 0), (1, heads, context, size))
-            return jax.lax.dynamic_update_index_in_dim(out, block, row, axis=0)
-
-        return jax.tree.map(put, rows, cache)
-
-    empty = jax.tree.map(lambda x: jnp.zeros((len(slot), heads, context, size), x.dtype), cache)
-    return jax.lax.fori_loop(0, num_rows, body, empty)
+def _read(cache: Cache, slot: jax.Array, context: int) -> Cache:
+    """The first `context` tokens of some slots, [B, Hkv, context, Dh] per layer."""
+    return jax.tree.map(lambda x: x.at[slot, :, :context].get(mode="clip"), cache)
 
 
 def _write(cache: Cache, new: Cache, slot: jax.Array, start: jax.Array, num_rows: jax.Array) -> Cache:
