@@ -201,9 +201,9 @@ def test_the_picture_changes_while_a_later_cell_runs_and_is_static_in_the_end(la
         page.wait_for_timeout(500)
         page.screenshot(path=screenshots / "dashboard-phone.png")
         _check_nothing_overflows(page)
-        page.evaluate("window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
-        page.wait_for_function(IDLE)
+        page.evaluate("void window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
         page.set_viewport_size({"width": 1200, "height": 1000})
+        page.get_by_text("KeyboardInterrupt").first.wait_for()
         _run_cell(page, 3)
         page.locator(".jp-OutputArea-output img[src^='data:image/png']").first.wait_for(timeout=20_000)
         assert page.get_by_role("button", name="Pause").count() == 0

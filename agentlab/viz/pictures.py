@@ -94,7 +94,7 @@ class CurvePicture:
         (self._smooth,) = axes.plot([], [], color=BLUE, linewidth=3)
         (self._evaluated,) = axes.plot([], [], color=VERMILION, linewidth=1.5, marker="o", markersize=8)
         self._intervals = axes.vlines([], [], [], color=VERMILION, linewidth=2)
-        for x, label, color in ((0.21, "each", GREY), (0.36, "mean of 8", BLUE), (0.69, "evaluation", VERMILION)):
+        for x, label, color in ((0.22, "each", GREY), (0.385, "mean of 8", BLUE), (0.71, "evaluation", VERMILION)):
             axes.text(x, 1.03, label, color=color, fontsize=_FONT, transform=axes.transAxes)
         self._limits = (0.0, 0.0, 0.0)
 
