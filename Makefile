@@ -8,7 +8,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	then command -v $$name; break; fi; done)
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := notebook,dev
+EXTRAS := notebook,dev,gym
 INSTALLED := $(VENV)/.installed
 OUT := runs/demo
 PYTEST_ARGS ?=
