@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from agentlab.inference.attention import KeysValues, attend_cached
-from agentlab.inference.sampling import SamplingRows, sample
+from agentlab.inference.sampling import Column, SamplingRows, sample
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import Decoder, abstract_params, decoder_structure
 from agentlab.models.tree import Path, flat_arrays, with_arrays
@@ -41,32 +41,32 @@ class Cache(NamedTuple):
 class PrefillRows(NamedTuple):
     """A chunk of each row's prompt. The real rows come first; a padding row has count 1."""
 
-    tokens: jax.Array
+    tokens: Column
     """[B, T] int32."""
-    start: jax.Array
+    start: Column
     """[B] int32: tokens already in the cache."""
-    count: jax.Array
+    count: Column
     """[B] int32: how many of the T tokens are real."""
-    slot: jax.Array
+    slot: Column
     """[B] int32."""
-    num_rows: jax.Array
+    num_rows: Column
     """int32: how many rows are real."""
 
 
 class DecodeRows(NamedTuple):
     """Rows that sample on from one token each. The real rows come first; a padding row has limit 0."""
 
-    token: jax.Array
+    token: Column
     """[B] int32: the newest token, not yet in the cache."""
-    start: jax.Array
+    start: Column
     """[B] int32: tokens in the cache."""
-    limit: jax.Array
+    limit: Column
     """[B] int32: most tokens to sample."""
-    slot: jax.Array
+    slot: Column
     """[B] int32."""
-    num_rows: jax.Array
+    num_rows: Column
     """int32: how many rows are real."""
-    stops: jax.Array
+    stops: Column
     """[B, S] int32: tokens that end the row; -1 for none."""
 
 

@@ -1,6 +1,6 @@
 """Tokens from logits on the device: temperature, top-k, top-p, one uniform number per row."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,22 @@ BLOCK = 128
 """Width of the blocks of the vocabulary whose sums the first level of the search reads."""
 
 
+Column = Any
+"""A numpy array where a batch is made, a traced one inside a program."""
+
+
 class SamplingRows(NamedTuple):
     """How each row of a batch is sampled; arrays of length B."""
 
-    temperature: jax.Array
+    temperature: Column
     """float32; 0 takes the most likely token."""
-    top_k: jax.Array
+    top_k: Column
     """int32; 0 keeps the whole vocabulary."""
-    top_p: jax.Array
+    top_p: Column
     """float32 in (0, 1]."""
-    seed: jax.Array
+    seed: Column
     """[B, 2] uint32: high and low word."""
-    index: jax.Array
+    index: Column
     """int32: how many tokens of the request were sampled before. Folded into the seed."""
 
 

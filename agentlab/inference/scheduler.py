@@ -239,7 +239,8 @@ class Scheduler:
             if generation.begun:
                 continue
             source, length = self._best_prefix(generation, {copy.target for copy in copies})
-            if self._coming(generation) > length + MIN_SHARED:
+            coming, most = self._coming(generation), len(generation.tokens) - 1
+            if coming >= length + (1 if coming == most else MIN_SHARED):
                 continue
             target = generation.slot
             assert target is not None

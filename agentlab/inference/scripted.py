@@ -276,9 +276,9 @@ class ScriptedEngine(Engine):
 
 def _in_turn(answers: Answer | Sequence[Answer]) -> Script:
     """A script that gives these answers one after the other, and then over again."""
-    many: Sequence[Any] = [answers] if isinstance(answers, str) or all(isinstance(a, int) for a in answers) else answers
-    if not len(many):
+    if not isinstance(answers, str) and not len(answers):
         raise ConfigError("A scripted engine needs at least one answer, got an empty sequence.")
+    many: Sequence[Any] = [answers] if isinstance(answers, str) or all(isinstance(a, int) for a in answers) else answers
     count = 0
 
     def script(request: GenerationRequest, prompt: str) -> Answer:

@@ -32,7 +32,7 @@ def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
     Returns:
         The folder in use, or None.
     """
-    configured = jax.config.jax_compilation_cache_dir
+    configured = jax.config.values.get("jax_compilation_cache_dir")
     if configured and folder is None:
         return Path(configured)
     chosen = Path(folder) if folder is not None else compilation_cache_folder()
