@@ -9,7 +9,7 @@ import pytest
 from agentlab.tracing import Span, record
 from agentlab.tracing.table import SpanTable
 from agentlab.types import Counts, EngineStats, EpisodeInFlight, RunSnapshot
-from agentlab.viz import Dashboard, dashboard, facts
+from agentlab.viz import Dashboard, dashboard, facts, watch
 from agentlab.viz.canvas import png
 from agentlab.viz.colors import STAGE_COLORS
 from agentlab.viz.lanes import rgb
@@ -152,6 +152,36 @@ def test_a_run_has_one_dashboard_which_freezes_with_it():
     text = repr(view)
     view.tick(snapshot(status="running"))
     assert repr(view) == text
+
+
+def test_watching_ends_with_the_run(capsys):
+    class Ending(FakeRun):
+        def snapshot(self):
+            self.state = snapshot(step=self.state.step + 1, status="running" if self.state.step < 5 else "finished")
+            return self.state
+
+    run = Ending(snapshot(step=2))
+    watch(run, refresh_s=0)
+    shown = capsys.readouterr().out
+    assert "arithmetic: running, step 3 of 10" in shown
+    assert "arithmetic: finished, step 6 of 10" in shown
+
+
+def test_an_interrupt_ends_the_watching_and_not_the_run(capsys):
+    class Interrupted(FakeRun):
+        calls = 0
+
+        def snapshot(self):
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            return self.state
+
+    run = Interrupted(snapshot())
+    watch(run, refresh_s=0)
+    assert run.calls == 3
+    assert run.asked == []
+    assert "running" in capsys.readouterr().out
 
 
 def test_the_static_form_needs_no_kernel():

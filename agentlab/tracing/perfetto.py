@@ -33,7 +33,7 @@ def save_trace(path: str | os.PathLike[str], spans: Iterable[Span], counters: It
 
     Every domain is a process. Its lanes are made here: slices share a lane when they follow each
     other, or nest and belong to the same episode. A flow leads from the model calls of a group
-    (tag `group`) to the update that trained it (span `train` with tag `groups`).
+    (tag `group`) to the update that trained it (span `train` with tag `groups`, a tuple of their ids).
 
     Args:
         spans: A sequence in any order, or an iterator by start time, which is read once and not kept.
@@ -188,8 +188,9 @@ def _connect(event: Any, span: Span) -> None:
     tags: Mapping[str, Any] = span.tags
     if span.stage == "model_call" and "group" in tags:
         event.flow_ids.append(_uuid("group", tags["group"]))
-    if span.stage == "train":
-        event.terminating_flow_ids.extend(_uuid("group", group) for group in tags.get("groups", ()))
+    groups = tags.get("groups", ())
+    if span.stage == "train" and isinstance(groups, tuple | list):
+        event.terminating_flow_ids.extend(_uuid("group", group) for group in groups)
 
 
 def _uuid(*parts: Any) -> int:

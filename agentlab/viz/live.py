@@ -129,6 +129,11 @@ class Dashboard:
         return data
 
     @property
+    def live(self) -> bool:
+        """Whether it has widgets."""
+        return self._face is not None
+
+    @property
     def face(self) -> Face:
         """The live form; made on the main thread when first asked for."""
         if self._face is None:
@@ -196,7 +201,8 @@ def dashboard(run: ObservedRun) -> Dashboard:
 def watch(run: ObservedRun, refresh_s: float = 1.0) -> None:
     """Show a dashboard that this cell refreshes, until the run ends.
 
-    Interrupting the cell ends the watching, not the run.
+    Interrupting the cell ends the watching, not the run. Where there are no widgets, the state is
+    told at the beginning and at the end.
     """
     view = Dashboard(run, buttons=False)
     view.show()
@@ -206,6 +212,8 @@ def watch(run: ObservedRun, refresh_s: float = 1.0) -> None:
             view.tick(run.snapshot())
     except KeyboardInterrupt:
         view.freeze()
+    if not view.live:
+        view.show()
 
 
 def _sleep(seconds: float) -> None:
