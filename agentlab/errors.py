@@ -1,18 +1,18 @@
 """Every error that agentlab raises on purpose.
 
-    AgentLabError
-    ├── ConfigError            an option is unknown, impossible or contradicts another
-    ├── ModelError             a model cannot be found, read or trusted
-    ├── RunError               a run cannot start, or ended because something in it died
-    │   ├── RunActiveError     another run lives in this process
-    │   ├── RunEnded           the run has ended and can no longer be asked
-    │   ├── EngineError        the inference engine died
-    │   └── LearnerError       the trainer died
-    └── EpisodeError           one episode failed; typed by the boundary that was crossed
-        ├── EnvironmentError_  reset, step or close of the environment
-        ├── ToolError          a tool call
-        ├── AgentError         the agent's update_from_model or update_from_env
-        └── RewardError        the reward function
+AgentLabError
+├── ConfigError            an option is unknown, impossible or contradicts another
+├── ModelError             a model cannot be found, read or trusted
+├── RunError               a run cannot start, or ended because something in it died
+│   ├── RunActiveError     another run lives in this process
+│   ├── RunEnded           the run has ended and can no longer be asked
+│   ├── EngineError        the inference engine died
+│   └── LearnerError       the trainer died
+└── EpisodeError           one episode failed; typed by the boundary that was crossed
+    ├── EnvironmentError_  reset, step or close of the environment
+    ├── ToolError          a tool call
+    ├── AgentError         the agent's update_from_model or update_from_env
+    └── RewardError        the reward function
 """
 
 import difflib

@@ -64,7 +64,7 @@ def test_tokens_are_what_was_sampled_and_appended_and_every_turn_begins_with_the
     engine = ScriptedEngine("yes")
     record = play(engine=engine)
     first, second = engine.requests
-    answer = tuple(b"yes") + (engine.tokenizer.eos_token_id,)
+    answer = (*b"yes", engine.tokenizer.eos_token_id)
     assert second.prompt[: len(first.prompt) + len(answer)] == first.prompt + answer
     assert record.tokens == second.prompt + answer
     assert sum(record.loss_mask) == 2 * len(answer) == record.num_sampled
