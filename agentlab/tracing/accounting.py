@@ -133,7 +133,7 @@ class _Sweep:
 
     def seconds(self, share: np.ndarray) -> float:
         """Seconds of the pieces, each weighted by its share in [0, 1]."""
-        return float(self._lengths_ns @ share) / 1e9 if share.any() else 0.0
+        return float((self._lengths_ns * share).sum()) / 1e9 if share.any() else 0.0
 
 
 def _causes(sweep: _Sweep, gap: np.ndarray) -> dict[Cause, float]:
