@@ -46,6 +46,7 @@ class Session:
         self.status: RunStatus = "starting"
         self.start_ns = now_ns()
         self.metrics: list[Mapping[str, float]] = []
+        self._warnings: list[str] = []
         self.listeners: list[Callable[[RunSnapshot], None]] = []
         self._resumed = anyio.Event()
         self._resumed.set()
@@ -86,6 +87,7 @@ class Session:
             self.parts.engine.update_policy(result.policy)
             orchestrator.advance(result.policy.version)
             self.parts.on_policy(result.policy)
+            self._warnings += result.notes
             row = dict(result.metrics) | self._row(batch, staleness, began_ns, got_ns)
             self.metrics.append(row)
             tracing.counter("reward", row["reward_mean"])
@@ -128,7 +130,9 @@ class Session:
 
     def snapshot(self) -> RunSnapshot:
         orchestrator = self.parts.orchestrator
-        notes = [stalled] if (stalled := orchestrator.stalled()) else []
+        notes = self._warnings[-5:]
+        if stalled := orchestrator.stalled():
+            notes.append(stalled)
         if orchestrator.num_hung:
             notes.append(f"{orchestrator.num_hung} worker threads still run a call whose deadline has passed.")
         return RunSnapshot(

@@ -36,6 +36,7 @@ class Env:
 class Update:
     policy: Policy
     metrics: dict
+    notes: tuple = ()
 
 
 @dataclass

@@ -145,6 +145,7 @@ class SimulatedUpdate:
 
     policy: Policy
     metrics: dict[str, float]
+    notes: tuple[str, ...] = ()
 
 
 class SimulatedLearner:

@@ -40,7 +40,7 @@ class LearnerThread:
         try:
             while True:
                 groups, reply = self._inbox.get()
-                with span("train", version=trainer.version):
+                with span("train", version=trainer.version, groups=tuple(group.id for group in groups)):
                     reply.set(trainer.update(groups))
         except Closed:
             return
