@@ -54,7 +54,7 @@ class PrefillRows(NamedTuple):
 
 
 class DecodeRows(NamedTuple):
-    """Rows that sample on from one token each. The real rows come first; a padding row has limit 0."""
+    """Rows that sample on from one token each. A padding row has limit 0."""
 
     token: Column
     """[B] int32: the newest token, not yet in the cache."""
@@ -64,10 +64,14 @@ class DecodeRows(NamedTuple):
     """[B] int32: most tokens to sample."""
     slot: Column
     """[B] int32."""
-    num_rows: Column
-    """int32: how many rows are real."""
     stops: Column
     """[B, S] int32: tokens that end the row; -1 for none."""
+    real: Column
+    """[B] int32: the first `num_real` are the rows that are no padding."""
+    num_real: Column
+    stale: Column
+    """[B] int32: the first `num_stale` are the rows whose slot must be read into `past`."""
+    num_stale: Column
 
 
 def empty_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any) -> Cache:
@@ -115,35 +119,36 @@ def prefill(
     hidden = decoder(rows.tokens, rows.start[:, None] + steps, attention)
     last = jnp.take_along_axis(hidden, (rows.count - 1)[:, None, None], axis=1)[:, 0]
     token, logprob = sample(decoder.logits(last), sampling)
-    return _write(cache, _as_cache(new), rows.slot, rows.start, rows.num_rows), token, logprob
+    every = jnp.arange(len(rows.slot))
+    return _write(cache, _as_cache(new), every, rows.slot, rows.start, rows.num_rows), token, logprob
 
 
-@functools.partial(jax.jit, static_argnames=("config", "context", "max_steps"), donate_argnames=("cache",))
+@functools.partial(jax.jit, static_argnames=("config", "max_steps"), donate_argnames=("cache", "past"))
 def decode(
     weights: tuple[jax.Array, ...],
     cache: Cache,
+    past: Cache,
     rows: DecodeRows,
     sampling: SamplingRows,
     num_steps: jax.Array,
     *,
     config: DecoderConfig,
-    context: int,
     max_steps: int,
-) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
+) -> tuple[Cache, Cache, jax.Array, jax.Array, jax.Array]:
     """Sample up to `num_steps` tokens per row, fewer where a stop token or the limit ends it.
-
-    The cache is read once per call and written once: the loop keeps the new keys and values apart.
 
     Args:
         weights: Parameters in the order of `parameter_paths`.
+        past: What the rows read, [B, Hkv, context + max_steps, Dh] per layer: kept from call to call, so
+            that only the rows of newcomers are copied out of the cache. `context` is at least the largest
+            `rows.start`. Donated, too.
         num_steps: int32, at most `max_steps`; not part of the compiled program.
-        context: Tokens of cache that are read; at least the largest `rows.start`.
 
     Returns:
-        The cache; sampled tokens [B, max_steps]; their log-probabilities; how many are real [B].
+        The cache; the past; sampled tokens [B, max_steps]; their log-probabilities; how many are real [B].
     """
     _traced()
-    past = _read(cache, rows.slot, context)
+    past = _read_rows(cache, past, rows)
     step = functools.partial(_decode_step, _decoder(config, weights), past, rows, sampling)
     batch = len(rows.token)
     start = DecodeState(
@@ -156,7 +161,9 @@ def decode(
         counts=jnp.zeros(batch, jnp.int32),
     )
     end = jax.lax.while_loop(lambda state: (state.at < num_steps) & jnp.any(state.active), step, start)
-    return _write(cache, end.new, rows.slot, rows.start, rows.num_rows), end.tokens, end.logprobs, end.counts
+    cache = _write(cache, end.new, rows.real, rows.slot, rows.start, rows.num_real)
+    past = _write(past, end.new, rows.real, jnp.arange(batch), rows.start, rows.num_real)
+    return cache, past, end.tokens, end.logprobs, end.counts
 
 
 class DecodeState(NamedTuple):
@@ -245,14 +252,32 @@ def _read(cache: Cache, slot: jax.Array, context: int) -> Cache:
     return jax.tree.map(lambda x: x.at[slot, :, :context].get(mode="clip"), cache)
 
 
-def _write(cache: Cache, new: Cache, slot: jax.Array, start: jax.Array, num_rows: jax.Array) -> Cache:
-    """Put the rows of `new`, [B, Hkv, T, Dh] per layer, at `start` of their slots."""
+def _read_rows(cache: Cache, past: Cache, rows: DecodeRows) -> Cache:
+    """The past with its stale rows read from their slots, as far as a row reaches."""
+    _, heads, length, size = past.k[0].shape
 
-    def body(row: jax.Array, cache: Cache) -> Cache:
+    def body(at: jax.Array, past: Cache) -> Cache:
+        row = rows.stale[at]
+
+        def put(out: jax.Array, x: jax.Array) -> jax.Array:
+            block = jax.lax.dynamic_slice(x, (rows.slot[row], 0, 0, 0), (1, heads, length, size))
+            return jax.lax.dynamic_update_index_in_dim(out, block, row, axis=0)
+
+        return jax.tree.map(put, past, cache)
+
+    return jax.lax.fori_loop(0, rows.num_stale, body, past)
+
+
+def _write(cache: Cache, new: Cache, real: jax.Array, slot: jax.Array, start: jax.Array, num_real: jax.Array) -> Cache:
+    """Put the real rows of `new`, [B, Hkv, T, Dh] per layer, at `start` of their slots."""
+
+    def body(at: jax.Array, cache: Cache) -> Cache:
+        row = real[at]
+
         def put(x: jax.Array, new: jax.Array) -> jax.Array:
             block = jax.lax.dynamic_index_in_dim(new, row).astype(x.dtype)
             return jax.lax.dynamic_update_slice(x, block, (slot[row], 0, start[row], 0))
 
         return jax.tree.map(put, cache, new)
 
-    return jax.lax.fori_loop(0, num_rows, body, cache)
+    return jax.lax.fori_loop(0, num_real, body, cache)

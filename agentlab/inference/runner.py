@@ -14,6 +14,7 @@ from agentlab.inference import programs
 from agentlab.inference.programs import DecodeRows, PrefillRows
 from agentlab.inference.sampling import SamplingRows
 from agentlab.inference.scheduler import Chunk, Copy, Generation, Plan
+from agentlab.inference.seats import Seats
 from agentlab.inference.shapes import Shapes
 from agentlab.models import Model
 from agentlab.models.tree import flat_arrays
@@ -69,6 +70,9 @@ class Runner:
         length = tokens_per_slot + max(max_dispatch, *(size.chunk for size in shapes.prefill))
         cache = programs.empty_cache(model.config, num_slots, length, first.dtype)
         self._cache = jax.device_put(cache, self._device)
+        self._past: programs.Cache | None = None
+        self._past_size = (0, 0)
+        self._seats = Seats()
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -93,6 +97,7 @@ class Runner:
         start_ns = now_ns()
         self._weights = jax.block_until_ready(self._placed(policy.params))
         self.version = policy.version
+        self._past, self._past_size = None, (0, 0)
         record("weight_sync", start_ns, now_ns(), policy_version=policy.version)
 
     def _placed(self, params: Any) -> tuple[jax.Array, ...]:
@@ -131,7 +136,7 @@ class Runner:
             num_rows=np.int32(len(generations)),
         )
         context = self._shapes.prefill_context_for(max(starts))
-        token, logprob = self._prefill(batch, _sampling(generations, rows), context)
+        token, logprob = self._prefill(batch, _sampling(range(len(generations)), generations, rows), context)
         num_tokens = sum(c.length for c in chunks)
         self._spent("prefill", start_ns, num_sequences=len(chunks), tokens=num_tokens, rows=rows, context=context)
         return list(zip(chunks, token.tolist(), logprob.tolist(), strict=False))
@@ -140,29 +145,48 @@ class Runner:
         """Run the decode steps of a plan: for each generation its new tokens and log-probabilities."""
         start_ns = now_ns()
         generations = plan.decoded
-        rows = self._shapes.rows_for(len(generations))
-        stops = np.full((rows, NUM_STOPS), -1, np.int32)
-        for row, generation in enumerate(generations):
-            ids = [*self._stop_token_ids, *generation.request.sampling.stop_token_ids][:NUM_STOPS]
-            stops[row, : len(ids)] = ids
-        starts = [len(g.cached) for g in generations]
-        batch = DecodeRows(
-            token=_column([g.tokens[-1] for g in generations], rows, 0),
-            start=_column(starts, rows, 0),
-            limit=_column(limits, rows, 0),
-            slot=_column([g.slot.index for g in generations if g.slot], rows, 0),
-            num_rows=np.int32(len(generations)),
-            stops=stops,
-        )
-        context = self._shapes.context_for(max(starts))
-        tokens, logprobs, counts = self._decode(batch, _sampling(generations, rows), plan.num_steps, context)
-        lengths = counts[: len(generations)].tolist()
+        size = self._shapes.rows_for(len(generations))
+        context = self._shapes.context_for(max(len(g.cached) for g in generations))
+        self._make_room(size, context)
+        rows, stale = self._seats.seat(generations)
+        batch = self._decode_rows(rows, stale, generations, limits, size)
+        tokens, logprobs, counts = self._decode(batch, _sampling(rows, generations, size), plan.num_steps)
+        lengths = counts[rows].tolist()
+        for row, generation, length in zip(rows, generations, lengths, strict=True):
+            self._seats.hold(row, generation, len(generation.cached) + length)
         spent_ns = self._spent(
-            "decode", start_ns, num_sequences=len(generations), tokens=sum(lengths), rows=rows, context=context
+            "decode", start_ns, num_sequences=len(generations), tokens=sum(lengths), rows=size, context=context
         )
         self.step_ns = spent_ns // max(lengths)
-        table = zip(generations, tokens.tolist(), logprobs.tolist(), lengths, strict=False)
+        table = zip(generations, tokens[rows].tolist(), logprobs[rows].tolist(), lengths, strict=True)
         return [(g, row[:length], values[:length]) for g, row, values, length in table]
+
+    def _decode_rows(
+        self,
+        rows: Sequence[int],
+        stale: Sequence[int],
+        generations: Sequence[Generation],
+        limits: Sequence[int],
+        size: int,
+    ) -> DecodeRows:
+        stops = np.full((size, NUM_STOPS), -1, np.int32)
+        token, start, limit, slot = (np.zeros(size, np.int32) for _ in range(4))
+        for row, generation, most in zip(rows, generations, limits, strict=True):
+            assert generation.slot is not None
+            ids = [*self._stop_token_ids, *generation.request.sampling.stop_token_ids][:NUM_STOPS]
+            stops[row, : len(ids)] = ids
+            token[row], start[row] = generation.tokens[-1], len(generation.cached)
+            limit[row], slot[row] = most, generation.slot.index
+        real, changed = _column(rows, size, 0), _column(stale, size, 0)
+        return DecodeRows(token, start, limit, slot, stops, real, np.int32(len(rows)), changed, np.int32(len(stale)))
+
+    def _make_room(self, rows: int, context: int) -> None:
+        """Have a past of this size; another one forgets all that its rows have read."""
+        if self._past_size != (rows, context):
+            self._past = None
+            past = programs.empty_cache(self._config, rows, context + self._max_dispatch, self._cache.k[0].dtype)
+            self._past, self._past_size = jax.device_put(past, self._device), (rows, context)
+            self._seats.clear(rows)
 
     def _spent(self, stage: Any, start_ns: int, **tags: Any) -> int:
         end_ns = now_ns()
@@ -191,16 +215,18 @@ class Runner:
         none = _column([], self._num_slots, 0)
         yield ("copy", self._num_slots), lambda: self._copy(none, none, 0)
         for rows, context in itertools.product(self._shapes.decode_rows, self._shapes.contexts):
-            zeros, stops = _column([], rows, 0), np.full((rows, NUM_STOPS), -1, np.int32)
-            decoded = DecodeRows(zeros, zeros, zeros, zeros, nothing, stops)
-            yield ("decode", rows, context), functools.partial(self._decode, decoded, _sampling([], rows), 1, context)
+            yield ("decode", rows, context), functools.partial(self._decode_nothing, rows, context)
         for (rows, chunk), context in itertools.product(self._shapes.prefill, self._shapes.prefill_contexts):
             zeros, ones = _column([], rows, 0), _column([], rows, 1)
             filled = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, nothing)
             yield (
                 ("prefill", rows, chunk, context),
-                functools.partial(self._prefill, filled, _sampling([], rows), context),
+                functools.partial(self._prefill, filled, _sampling([], [], rows), context),
             )
+
+    def _decode_nothing(self, rows: int, context: int) -> None:
+        self._make_room(rows, context)
+        self._decode(self._decode_rows([], [], [], [], rows), _sampling([], [], rows), 1)
 
     def _copy(self, source: np.ndarray, target: np.ndarray, num_copies: int) -> None:
         with self._watched("copy", len(source)):
@@ -214,17 +240,17 @@ class Runner:
         return jax.device_get((token, logprob))
 
     def _decode(
-        self, batch: DecodeRows, sampling: SamplingRows, num_steps: int, context: int
+        self, batch: DecodeRows, sampling: SamplingRows, num_steps: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        with self._watched("decode", len(batch.token), context):
-            self._cache, *sampled = programs.decode(
+        with self._watched("decode", *self._past_size):
+            self._cache, self._past, *sampled = programs.decode(
                 self._weights,
                 self._cache,
+                self._past,
                 batch,
                 sampling,
                 np.int32(num_steps),
                 config=self._config,
-                context=context,
                 max_steps=self._max_dispatch,
             )
         return jax.device_get(tuple(sampled))
@@ -251,11 +277,11 @@ def _column(values: Sequence[int], rows: int, padding: int) -> np.ndarray:
     return column
 
 
-def _sampling(generations: Sequence[Generation], rows: int) -> SamplingRows:
-    """How the rows are sampled; padding rows are greedy."""
-    temperature, top_p = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    top_k, index, seed = np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.zeros((rows, 2), np.uint32)
-    for row, generation in enumerate(generations):
+def _sampling(rows: Sequence[int], generations: Sequence[Generation], size: int) -> SamplingRows:
+    """How the rows of a batch of this size are sampled; padding rows are greedy."""
+    temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
+    top_k, index, seed = np.zeros(size, np.int32), np.zeros(size, np.int32), np.zeros((size, 2), np.uint32)
+    for row, generation in zip(rows, generations, strict=True):
         params = generation.request.sampling
         temperature[row], top_p[row], top_k[row] = params.temperature, params.top_p, params.top_k
         index[row] = generation.num_sampled
