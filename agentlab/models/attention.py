@@ -34,7 +34,7 @@ def attend(
     batch, num_queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     grouped = q.reshape(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32) * scale
+    scores = float32_product("bqhgd,bkhd->bhgqk", grouped, k) * scale
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
@@ -64,3 +64,10 @@ def segment_mask(segments: jax.Array, positions: jax.Array, window: int | None =
     if window is not None:
         visible &= distance < window
     return visible | jnp.eye(segments.shape[1], dtype=bool)
+
+
+def float32_product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """`jnp.einsum` of two arrays with sums and result in float32, whatever their dtype."""
+    if jax.default_backend() == "cpu":  # XLA's CPU client of jax 0.7 cannot multiply bfloat16 into float32
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)

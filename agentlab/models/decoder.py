@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from agentlab.models.attention import float32_product
 from agentlab.models.config import DecoderConfig, LoraConfig, RopeScaling
 
 Attention = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -170,14 +171,14 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] float32"""
         table = self.embed_tokens if self.config.tied_embeddings else self.lm_head
-        logits = project(hidden, table[...], dtype=jnp.float32)
+        logits = float32_product("...i,oi->...o", hidden, table[...])
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def project(x: jax.Array, weight: jax.Array, *, dtype: Any = None) -> jax.Array:
-    """[..., in] times weight [out, in], transposed -> [..., out]; `dtype` of the sums, x's if None."""
-    return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=dtype or x.dtype)
+def project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[..., in] times weight [out, in], transposed -> [..., out]"""
+    return jnp.einsum("...i,oi->...o", x, weight)
 
 
 def rotary_angles(config: DecoderConfig, positions: jax.Array) -> jax.Array:
