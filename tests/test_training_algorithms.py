@@ -64,6 +64,10 @@ def test_missing_rewards_get_zero_and_change_nothing_for_the_others(rewards, pla
     np.testing.assert_allclose(got[scored], group_advantages(rewards), rtol=1e-9, atol=1e-12)
 
 
+def test_rewards_too_small_to_be_squared_are_still_normalised():
+    np.testing.assert_allclose(group_advantages([0.0, 3e-270]), [-1.0, 1.0])
+
+
 def test_a_group_without_any_reward_has_advantages_of_zero():
     assert (group_advantages([math.nan, math.nan]) == 0).all()
     assert group_advantages([]).shape == (0,)

@@ -109,8 +109,12 @@ def group_advantages(rewards: Any, normalize: bool = True) -> np.ndarray:
     highest = np.max(values, axis=-1, keepdims=True, where=scored, initial=-np.inf)
     lowest = np.min(values, axis=-1, keepdims=True, where=scored, initial=np.inf)
     differs = highest - lowest > EQUAL_REWARDS * np.maximum(np.abs(highest), np.abs(lowest))
-    spread = np.sqrt((centred**2).sum(-1, keepdims=True) / count) if normalize else 1.0
-    return np.where(differs, centred / np.where(differs, spread, 1.0), 0.0)
+    if not normalize:
+        return np.where(differs, centred, 0.0)
+    largest = np.max(np.abs(centred), axis=-1, keepdims=True, initial=0.0)
+    scaled = centred / np.where(differs, largest, 1.0)  # or the square of a tiny reward would be 0
+    spread = np.sqrt((scaled**2).sum(-1, keepdims=True) / count)
+    return np.where(differs, scaled / np.where(differs, spread, 1.0), 0.0)
 
 
 def mean_difference(rewards: Any) -> np.ndarray:

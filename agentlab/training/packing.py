@@ -147,7 +147,7 @@ def pack(
     advantages: Advantages = group_advantages,
     aggregate: Aggregate = token_mean,
     row_tokens: int = 512,
-    micro_batch_tokens: int = 1024,
+    micro_batch_tokens: int = 512,
     share_prefix: bool = True,
     keep_equal_groups: bool = False,
 ) -> Packed:

@@ -48,7 +48,7 @@ class TrainConfig:
     """Optimizer steps on the same groups, each over all of them."""
     row_tokens: int = 512
     """Tokens that a packed row is filled up to."""
-    micro_batch_tokens: int = 1024
+    micro_batch_tokens: int = 512
     """Most places computed at once; lower it when memory runs out or decoding waits too long."""
     share_prefix: bool = True
     """Compute a group's common prompt once per row, not once per trajectory."""
