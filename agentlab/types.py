@@ -1,6 +1,5 @@
 """The records that travel between threads: all frozen, no behaviour beyond their own checks."""
 
-import dataclasses
 import functools
 import inspect
 import math
@@ -32,8 +31,8 @@ def config(cls: type[T]) -> type[T]:
 
     @functools.wraps(original)
     def checked(self: T, **options: Any) -> None:
-        valid = {f.name for f in dataclasses.fields(made)} if type(self) is made else None
-        for name in options if valid is not None else ():
+        valid: tuple[str, ...] = tuple(made.__dataclass_fields__)  # pyright: ignore[reportAttributeAccessIssue]
+        for name in options:
             if name not in valid:
                 raise ConfigError(f"{made.__name__} has no option {name!r}.{nearest(name, valid)}")
         original(self, **options)

@@ -96,14 +96,21 @@ def _client(document: Any, folder: Path) -> Any:
                 print(f"  [{cell_index + 1}/{len(document.cells)}] {cell.source.splitlines()[-1][:100]}", flush=True)
             return await super().async_execute_cell(cell, cell_index, *args, **options)
 
-        def process_message(self, msg: Mapping[str, Any], cell: Any, cell_index: int) -> Any:
-            text = msg["content"].get("data", {}).get("text/plain", "") if "content" in msg else ""
-            if msg["msg_type"] == "update_display_data" and text and time.monotonic() - self.last_s > PROGRESS_S:
+        def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
+            if time.monotonic() - self.last_s > PROGRESS_S and (line := _live_line(msg)):
                 self.last_s = time.monotonic()
-                print(f"      {text.splitlines()[0][:110]}", flush=True)
+                print(f"      {line[:110]}", flush=True)
             return super().process_message(msg, cell, cell_index)
 
     return Client(document, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+
+
+def _live_line(message: Mapping[str, Any]) -> str:
+    """What the head of a live dashboard now says, if this message updates it."""
+    if message["msg_type"] != "comm_msg":
+        return ""
+    html = message["content"]["data"].get("state", {}).get("value", "")
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split()) if isinstance(html, str) and " of " in html else ""
 
 
 def report(outcome: Outcome) -> str:

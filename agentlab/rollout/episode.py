@@ -236,7 +236,7 @@ class Episode:
             raise self._failed(stage, error) from error
 
     def _failed(self, stage: EpisodeStage, error: Exception) -> EpisodeFailed:
-        typed = next((s for kind, s in _STAGES.items() if isinstance(error, kind)), stage)
+        typed: EpisodeStage = next((s for kind, s in _STAGES.items() if isinstance(error, kind)), stage)
         text = "".join(traceback.format_exception(error))
         return EpisodeFailed(Failure(typed, f"{type(error).__name__}: {error}", text, len(self._turns)))
 
