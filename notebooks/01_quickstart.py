@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -24,6 +26,7 @@
 
 # %%
 import importlib.util
+
 if importlib.util.find_spec("agentlab") is None:
     # %pip install -q agentlab
 
@@ -70,19 +73,34 @@ example = [
 ]
 
 # %%
+agent = {"system_prompt": "Use the calculator.", "tool_map": calculator, "tool_parser_name": "short"}
+agent |= {"examples": example, "describe_tools": False}
+environment = {"tool_map": calculator, "reward_fn": al.rewards.same_number, "max_turns": 3}
+
+# %% [markdown]
+# Eight episodes of each task are compared with each other, four tasks make an update, and up to 32 episodes are in
+# flight. Episodes may begin one update before the weights they will train.
+
+# %%
+config = al.GRPOConfig(
+    group_size=8,
+    groups_per_step=4,
+    max_concurrency=32,
+    max_off_policy_steps=1,
+    max_tokens=16,
+    tokens_per_slot=256,
+    learning_rate=1e-4,
+    seed=SEED,
+)
+
+# %%
 learner = al.GRPOLearner(
     model=model,
     agent_class=al.ToolAgent,
-    agent_kwargs={
-        "system_prompt": "Use the calculator.", "tool_map": calculator, "tool_parser_name": "short",
-        "examples": example, "describe_tools": False,
-    },
+    agent_kwargs=agent,
     env_class=al.ToolEnvironment,
-    env_kwargs={"tool_map": calculator, "reward_fn": al.rewards.same_number, "max_turns": 3},
-    config=al.GRPOConfig(
-        group_size=8, groups_per_step=4, max_concurrency=32, max_off_policy_steps=1,
-        max_tokens=16, tokens_per_slot=256, seed=SEED,
-    ),
+    env_kwargs=environment,
+    config=config,
 )
 
 # %% [markdown]
@@ -108,14 +126,14 @@ print(before)
 # `train` returns at once. Displaying the run shows it live; the next cell runs while it trains.
 
 # %%
-run = learner.train(train_tasks, steps=2 if FAST else 15)
+run = learner.train(train_tasks, steps=2 if FAST else 12)
 run
 
 # %%
 run.snapshot().counts
 
 # %%
-run.wait()
+run.wait();
 
 # %% [markdown]
 # *While episodes wait for the calculator the engine decodes others, and the learner updates the weights; nobody waits

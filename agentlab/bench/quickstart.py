@@ -93,7 +93,9 @@ def _client(document: Any, folder: Path) -> Any:
 
         async def async_execute_cell(self, cell: Any, cell_index: int, *args: Any, **options: Any) -> Any:
             if cell.cell_type == "code":
-                print(f"  [{cell_index + 1}/{len(document.cells)}] {cell.source.splitlines()[-1][:100]}", flush=True)
+                lines = [line for line in cell.source.splitlines() if line.strip()]
+                line = next((line for line in lines if not line.startswith(("import ", "from "))), lines[0])
+                print(f"  [{cell_index + 1}/{len(document.cells)}] {line[:100]}", flush=True)
             return await super().async_execute_cell(cell, cell_index, *args, **options)
 
         def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
@@ -102,7 +104,14 @@ def _client(document: Any, folder: Path) -> Any:
                 print(f"      {line[:110]}", flush=True)
             return super().process_message(msg, cell, cell_index)
 
-    return Client(document, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    return Client(
+        document,
+        timeout=None,
+        kernel_name="python3",
+        store_widget_state=False,
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(folder)}},
+    )
 
 
 def _live_line(message: Mapping[str, Any]) -> str:

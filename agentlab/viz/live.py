@@ -105,7 +105,12 @@ class Dashboard:
         if self.frozen:
             return
         self.frozen = True
-        if self._context is not None:
+        if self._context is None:
+            return
+        try:
+            # As output of the newest cell: a runner without a browser hears of no other.
+            contextvars.Context().run(self._replace)
+        except LookupError:  # ipykernel 7.0 publishes in the context of a cell only
             self._context.copy().run(self._replace)
 
     # -- what the main thread calls ----------------------------------------------------------------
