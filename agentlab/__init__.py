@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentlab.learner import AgenticRLLearner, GRPOConfig, GRPOLearner
     from agentlab.models import load_model, save_model, tiny_model
     from agentlab.rollout import RolloutConfig, RolloutOrchestrator, evaluate, run_episode
-    from agentlab.run import Run
+    from agentlab.run import Run, current_run
     from agentlab.training import algorithms
     from agentlab.types import Action, EnvStepResult, SamplingParams, Task, Trajectory, TrajectoryGroup
 
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Task", "Trajectory", "TrajectoryGroup", "Action", "EnvStepResult", "SamplingParams",
     "load_model", "save_model", "tiny_model",
-    "GRPOLearner", "GRPOConfig", "AgenticRLLearner", "Run",
+    "GRPOLearner", "GRPOConfig", "AgenticRLLearner", "Run", "current_run",
     "RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate",
     "ConversationAgentBase", "ModelAgent", "ToolAgent", "FrozenLakeAgent",
     "BaseTaskEnv", "TaskEnvironment", "ToolEnvironment", "FrozenLake",
@@ -35,7 +35,7 @@ _HOMES = {
     "agentlab.types": ("Task", "Trajectory", "TrajectoryGroup", "Action", "EnvStepResult", "SamplingParams"),
     "agentlab.models": ("load_model", "save_model", "tiny_model"),
     "agentlab.learner": ("GRPOLearner", "GRPOConfig", "AgenticRLLearner"),
-    "agentlab.run": ("Run",),
+    "agentlab.run": ("Run", "current_run"),
     "agentlab.rollout": ("RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate"),
     "agentlab.agents": ("ConversationAgentBase", "ModelAgent", "ToolAgent", "FrozenLakeAgent"),
     "agentlab.environments": ("BaseTaskEnv", "TaskEnvironment", "ToolEnvironment", "FrozenLake"),

@@ -87,7 +87,7 @@ class Session:
             self.parts.engine.update_policy(result.policy)
             orchestrator.advance(result.policy.version)
             self.parts.on_policy(result.policy)
-            self._warnings += result.notes
+            self._warnings += (*result.notes, *_warnings_of(batch, len(self.metrics) + 1))
             row = dict(result.metrics) | self._row(batch, staleness, began_ns, got_ns)
             self.metrics.append(row)
             tracing.counter("reward", row["reward_mean"])
@@ -337,6 +337,16 @@ def current_run() -> Run | None:
     """The live run of this process, or None."""
     live = getattr(sys, _LIVE, None)
     return live if live is not None and not live.done else None
+
+
+def _warnings_of(batch: Sequence[TrajectoryGroup], step: int) -> tuple[str, ...]:
+    """What a person should know about a batch that taught nothing."""
+    members = [t for group in batch for t in group.trajectories]
+    if not any(t.num_sampled for t in members):
+        return (f"Update {step}: no token was sampled; the prompts fill the context. Raise tokens_per_slot.",)
+    if all(len({t.reward for t in group.trajectories if t.scored}) < 2 for group in batch):
+        return (f"Update {step}: all rewards within each group were equal, so nothing could be learned from them.",)
+    return ()
 
 
 def _is_nan(value: Any) -> bool:
