@@ -1,8 +1,10 @@
 """The only file that lets one thread speak to another: inbox, reply, thread, loop thread, worker pool."""
 
 import asyncio
+import collections
 import concurrent.futures
 import contextvars
+import inspect
 import queue
 import selectors
 import threading
@@ -110,6 +112,27 @@ def post(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) ->
     return True
 
 
+def as_error(raised: BaseException) -> BaseException:
+    """What user code raised, as something that cannot be taken for our own cancellation or exit."""
+    control = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+    if not isinstance(raised, control):
+        return raised
+    error = RuntimeError(f"{type(raised).__name__} was raised by user code: {raised}")
+    error.__cause__ = raised
+    return error
+
+
+async def first_error(main: Callable[[], Awaitable[T]]) -> T:
+    """Await `main()`; of several errors that end a task group together, raise the first alone."""
+    try:
+        return await main()
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from first.__cause__
+
+
 async def run_thread(main: Callable[[], None], inbox: Inbox[Any], *, name: str, grace_s: float = 10.0) -> None:
     """Run `main` on a thread of its own and wait until it returns; what it raises is raised here.
 
@@ -152,14 +175,18 @@ class WorkerPool:
         self._loop = asyncio.get_running_loop()
         self._limit = asyncio.Semaphore(max_workers)
         self._idle: list[Inbox[Callable[[], None]]] = []
+        self._workers: list[Inbox[Callable[[], None]]] = []
         self._num_threads = 0
-        self._closed = False
+        self.late_errors: collections.deque[BaseException] = collections.deque(maxlen=16)
+        """What was raised by the follow-ups of late calls, newest last."""
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
         """`fn(*args)` on a worker, in the caller's context; what it raises is raised here."""
         return await self.prepare(fn, *args).wait()
 
-    def prepare(self, fn: Callable[..., T], *args: Any, on_late: Callable[[], None] | None = None) -> "WorkerCall[T]":
+    def prepare(
+        self, fn: Callable[..., T], *args: Any, on_late: Callable[[], None] | None = None, at_once: bool = False
+    ) -> "WorkerCall[T]":
         """A call that begins when its `wait()` is awaited.
 
         Args:
@@ -167,27 +194,32 @@ class WorkerPool:
             args: Its arguments.
             on_late: Called on the worker after `fn` came back, if the wait had been cancelled
                 before that: the place to close what nobody waits for any more.
+            at_once: Never wait for a worker: take one beyond the bound if all are busy.
         """
-        return WorkerCall(self, fn, args, on_late)
+        return WorkerCall(self, fn, args, on_late, at_once)
 
     def close(self) -> None:
-        """End the idle workers; a hung one ends when its call returns."""
-        self._closed = True
-        for worker in self._idle:
+        """End the workers; a busy or hung one ends when its call returns."""
+        for worker in self._workers:
             worker.close()
-        self._idle.clear()
 
     async def take(self) -> Inbox[Callable[[], None]]:
         """A free worker's inbox, waiting until there is one."""
         await self._limit.acquire()
         return self._idle.pop() if self._idle else self._new_worker()
 
-    def give_back(self, worker: Inbox[Callable[[], None]]) -> None:
-        self._limit.release()
-        if self._closed:
-            worker.close()
-        else:
+    def extra(self) -> Inbox[Callable[[], None]]:
+        """A worker's inbox without waiting, beyond the bound if need be."""
+        return self._idle.pop() if self._idle else self._new_worker()
+
+    def give_back(self, worker: Inbox[Callable[[], None]], *, extra: bool) -> None:
+        if not extra:
+            self._limit.release()
+        if len(self._idle) < self.max_workers:
             self._idle.append(worker)
+        else:
+            self._workers.remove(worker)
+            worker.close()
 
     def _new_worker(self) -> Inbox[Callable[[], None]]:
         inbox: Inbox[Callable[[], None]] = Inbox()
@@ -200,6 +232,7 @@ class WorkerPool:
                 return
 
         self._num_threads += 1
+        self._workers.append(inbox)
         threading.Thread(target=main, name=f"agentlab-worker-{self._num_threads}", daemon=True).start()
         return inbox
 
@@ -208,20 +241,30 @@ class WorkerCall(Generic[T]):
     """One call on a worker; the loop and the worker agree under a lock on who sees its end."""
 
     def __init__(
-        self, pool: WorkerPool, fn: Callable[..., T], args: tuple[Any, ...], on_late: Callable[[], None] | None
+        self,
+        pool: WorkerPool,
+        fn: Callable[..., T],
+        args: tuple[Any, ...],
+        on_late: Callable[[], None] | None,
+        at_once: bool,
     ):
         self.abandoned = False
         """Whether the wait was cancelled while `fn` ran: then `on_late` follows it on the worker."""
-        self._pool, self._fn, self._args, self._on_late = pool, fn, args, on_late
+        self._pool, self._fn, self._args, self._on_late, self._at_once = pool, fn, args, on_late, at_once
         self._reply: Reply[T] = Reply()
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._returned = False
 
-    async def wait(self) -> T:
-        """Run it and return its value, or raise what it raised."""
-        worker = await self._pool.take()
+    async def wait(self, on_start: Callable[[], None] = lambda: None) -> T:
+        """Run it and return its value, or raise what it raised.
+
+        Args:
+            on_start: Called when a worker is free and the call begins.
+        """
+        worker = self._pool.extra() if self._at_once else await self._pool.take()
+        on_start()
         worker.put(lambda: self._run(worker))
         try:
             return await self._reply.wait()
@@ -235,14 +278,12 @@ class WorkerCall(Generic[T]):
         value, error = None, None
         try:
             value = self._context.run(self._fn, *self._args)
-        except StopIteration as stop:  # a future refuses to carry it
-            error = RuntimeError(f"StopIteration was raised by {self._fn!r}: {stop}")
         except BaseException as raised:  # belongs to whoever awaits the call
-            error = raised
+            error = as_error(raised)
         with self._lock:
             self._returned = True
-        if self.abandoned and self._on_late is not None:
-            self._context.run(self._on_late)
+        if self.abandoned:
+            self._clean_up(value)
         elif error is not None:
             self._reply.fail(error)
         else:
@@ -250,9 +291,18 @@ class WorkerCall(Generic[T]):
         if not post(self._loop, self._end, worker):
             raise Closed  # the loop is gone, and with it the pool: this worker ends
 
+    def _clean_up(self, value: Any) -> None:
+        if inspect.iscoroutine(value):
+            value.close()
+        try:
+            if self._on_late is not None:
+                self._context.run(self._on_late)
+        except BaseException as error:  # nobody waits for this call any more, and its worker must live
+            self._pool.late_errors.append(as_error(error))
+
     def _end(self, worker: Inbox[Callable[[], None]]) -> None:
         self._pool.num_hung -= self.abandoned
-        self._pool.give_back(worker)
+        self._pool.give_back(worker, extra=self._at_once)
 
 
 class LoopThread(Generic[T]):
@@ -266,6 +316,7 @@ class LoopThread(Generic[T]):
         self._started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, anyio.CancelScope]]
         self._started = concurrent.futures.Future()
         self._result: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -280,6 +331,8 @@ class LoopThread(Generic[T]):
             RunEnded: the loop has ended.
             RunError: it did not answer within `timeout_s`.
         """
+        if threading.current_thread() is self._thread:
+            return fn(*args)
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def run() -> None:
@@ -295,6 +348,8 @@ class LoopThread(Generic[T]):
             try:
                 return answer.result(timeout=BEAT_S)
             except concurrent.futures.TimeoutError:
+                if answer.done():
+                    raise
                 waited += BEAT_S
                 if self.done and not answer.done():
                     raise RunEnded("The run has ended; it can no longer be asked.") from None
@@ -302,17 +357,20 @@ class LoopThread(Generic[T]):
 
     def cancel(self) -> None:
         """Ask the coroutine to end; returns at once."""
-        loop, scope = self._started.result()
-        post(loop, scope.cancel)
+        if self._started.exception() is None:
+            loop, scope = self._started.result()
+            post(loop, scope.cancel)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the thread has ended, in slices that can be interrupted; False on time-out."""
         waited = 0.0
-        while self._thread.is_alive():
+        # Not Thread.join: before Python 3.13 an interrupt inside it marks the living thread as ended.
+        while not self._over.wait(BEAT_S):
+            waited += BEAT_S
             if timeout_s is not None and waited >= timeout_s:
                 return False
-            self._thread.join(BEAT_S)
-            waited += BEAT_S
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
         return True
 
     def result(self) -> T:
@@ -331,9 +389,13 @@ class LoopThread(Generic[T]):
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 result = runner.run(body())
         except BaseException as error:  # raised again by result(), on the thread that asks
+            if not self._started.done():
+                self._started.set_exception(error)
             self._result.set_exception(error)
         else:
             self._result.set_result(result)
+        finally:
+            self._over.set()
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentlab.errors import ConfigError
+from agentlab.errors import ConfigError, RunError
 from agentlab.inference import JaxEngine
 from agentlab.inference.base import Engine
 from agentlab.models import Model
 from agentlab.rollout import Evaluation, RolloutConfig, RolloutOrchestrator, evaluate, run_episode
-from agentlab.rollout.orchestrator import Tasks, check_roles
-from agentlab.run import Parts, Run
+from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
+from agentlab.run import Parts, Run, current_run
 from agentlab.training import Algorithm, TrainConfig, Trainer, algorithms, check_trainable
 from agentlab.training.worker import LearnerThread
-from agentlab.types import Policy, SamplingParams, Trajectory, config
+from agentlab.types import Policy, SamplingParams, Trajectory, checked_option, config
 
 
 @config
@@ -64,20 +64,27 @@ class AgenticRLLearner:
         config: GRPOConfig | None = None,
         algorithm: Algorithm = algorithms.grpo,
     ):
-        if not isinstance(model, Model):
-            raise ConfigError(f"model must come from al.load_model(...), got {type(model).__name__}.")
+        check_made(model, Model, "model", hint=" Use al.load_model(...).")
         self.model = model
         self.config = config if config is not None else GRPOConfig()
+        check_made(self.config, GRPOConfig, "config")
+        check_made(algorithm, Algorithm, "algorithm")
+        if self.config.tokens_per_slot > model.config.max_position:
+            raise ConfigError(
+                f"tokens_per_slot must be at most {model.config.max_position}, the context of {model.name}, "
+                f"got {self.config.tokens_per_slot}."
+            )
         self.algorithm = algorithm
         self.policy = Policy(0, model.params)
         """The newest weights; frozen."""
         self._roles: dict[str, Any] = {
             "agent_class": agent_class,
             "env_class": env_class,
-            "agent_kwargs": dict(agent_kwargs or {}),
-            "env_kwargs": dict(env_kwargs or {}),
+            "agent_kwargs": agent_kwargs or {},
+            "env_kwargs": env_kwargs or {},
         }
         self._trainer: Trainer | None = None
+        self._trainer_is_out = False
         check_roles(**self._roles)
 
     def train(self, tasks: Tasks, *, steps: int, name: str = "run") -> Run:
@@ -92,11 +99,16 @@ class AgenticRLLearner:
         Raises:
             ConfigError: steps is below 1, or there is no task.
             RunActiveError: another run lives in this process.
+            RunError: the last update of a stopped run is still being computed, or an update failed.
         """
-        if steps < 1:
+        if checked_option("steps", steps, int) < 1:
             raise ConfigError(f"steps must be at least 1, got {steps}.")
-        if isinstance(tasks, list | tuple | str | dict) and (not tasks or isinstance(tasks, str | dict)):
-            raise ConfigError(f"tasks must be a stream of at least one task, got {tasks!r:.80}.")
+        check_tasks(tasks)
+        if self._trainer_is_out and current_run() is None:
+            raise RunError(
+                "The trainer must be free to start a run, but the last update of the run before is still being "
+                "computed, or failed. Try again in a moment; if it failed, make a new learner."
+            )
         return Run(name, lambda: self._parts(steps), tasks, steps)
 
     def evaluate(self, tasks: Tasks, *, k: int = 1, **options: Any) -> Evaluation:
@@ -109,10 +121,12 @@ class AgenticRLLearner:
         return run_episode(self._engine(), task, config=self.config, **self._roles)
 
     def _parts(self, steps: int) -> Parts:
+        if self._trainer is not None:
+            self.policy = self._trainer.policy
         engine = self._engine()
         orchestrator = RolloutOrchestrator(engine, config=self.config, version=self.policy.version, **self._roles)
         orchestrator.gate.limit = steps * self.config.groups_per_step
-        return Parts(engine, orchestrator, LearnerThread(self._take_trainer), self._publish)
+        return Parts(engine, orchestrator, LearnerThread(self._take_trainer, self._give_back), self._publish)
 
     def _engine(self) -> Engine:
         engine = JaxEngine(
@@ -125,9 +139,13 @@ class AgenticRLLearner:
         return engine
 
     def _take_trainer(self) -> Trainer:
-        if self._trainer is None:
-            self._trainer = Trainer(self.model, self.config, self.algorithm, temperature=self.config.temperature)
-        return self._trainer
+        trainer, self._trainer, self._trainer_is_out = self._trainer, None, True
+        if trainer is None:
+            return Trainer(self.model, self.config, self.algorithm, temperature=self.config.temperature)
+        return trainer
+
+    def _give_back(self, trainer: Trainer) -> None:
+        self._trainer, self._trainer_is_out = trainer, False
 
     def _publish(self, policy: Policy) -> None:
         self.policy = policy
@@ -138,3 +156,13 @@ class GRPOLearner(AgenticRLLearner):
 
     Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.
     """
+
+
+def check_made(value: Any, kind: type, name: str, *, hint: str = "") -> None:
+    """Refuse an argument that is not of its class.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be a {kind.__name__}, got {type(value).__name__}: {value!r:.60}.{hint}")

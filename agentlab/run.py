@@ -1,10 +1,12 @@
 """A run: what the notebook holds while rollouts and training go on in the background."""
 
 import asyncio
+import collections
 import importlib
 import json
 import math
 import sys
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +15,10 @@ from typing import Any
 import anyio
 
 from agentlab import tracing
-from agentlab.concurrency import BEAT_S, LoopThread
-from agentlab.errors import RunActiveError, RunEnded
+from agentlab.concurrency import BEAT_S, LoopThread, first_error
+from agentlab.errors import RunActiveError, RunEnded, RunError
+from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
-from agentlab.platform.files import write_atomically
-from agentlab.rollout.evaluation import first_error
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
 from agentlab.tracing import now_ns
 from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup, mean
@@ -46,7 +47,7 @@ class Session:
         self.status: RunStatus = "starting"
         self.start_ns = now_ns()
         self.metrics: list[Mapping[str, float]] = []
-        self._warnings: list[str] = []
+        self._warnings: collections.deque[str] = collections.deque(maxlen=5)
         self.listeners: list[Callable[[RunSnapshot], None]] = []
         self._resumed = anyio.Event()
         self._resumed.set()
@@ -78,17 +79,21 @@ class Session:
             await self._resumed.wait()
             began_ns = now_ns()
             batch = await orchestrator.next_batch(orchestrator.config.groups_per_step)
+            await self._resumed.wait()
             if not batch:
+                if orchestrator.gate.counts.failed:
+                    why = f"and {len(self.metrics)} of {self.steps} updates were done when the tasks ended."
+                    raise RunError(orchestrator.failure_report(why))
                 return
             got_ns = now_ns()
             staleness = [orchestrator.staleness(group) for group in batch]
             result = await self.parts.learner.update(batch)
             orchestrator.trained(batch)
+            self.parts.on_policy(result.policy)
             self.parts.engine.update_policy(result.policy)
             orchestrator.advance(result.policy.version)
-            self.parts.on_policy(result.policy)
             self._warnings += (*result.notes, *_warnings_of(batch, len(self.metrics) + 1))
-            row = dict(result.metrics) | self._row(batch, staleness, began_ns, got_ns)
+            row = self._row(batch, staleness, began_ns, got_ns) | dict(result.metrics)
             self.metrics.append(row)
             tracing.counter("reward", row["reward_mean"])
 
@@ -115,22 +120,20 @@ class Session:
     async def _tell_listeners(self) -> None:
         while True:
             await anyio.sleep(1.0)
-            snapshot = self.snapshot()
-            for listener in self.listeners:
-                listener(snapshot)
+            tell(self.listeners, self.snapshot(), self._warnings)
 
     def pause(self, paused: bool) -> None:
         if self.status in ("running", "paused"):
             self.status = "paused" if paused else "running"
             self.parts.orchestrator.gate.pause(paused)
-            if paused:
+            if paused and self._resumed.is_set():
                 self._resumed = anyio.Event()
-            else:
+            elif not paused:
                 self._resumed.set()
 
     def snapshot(self) -> RunSnapshot:
         orchestrator = self.parts.orchestrator
-        notes = self._warnings[-5:]
+        notes = list(self._warnings)
         if stalled := orchestrator.stalled():
             notes.append(stalled)
         if orchestrator.num_hung:
@@ -167,7 +170,7 @@ class Run:
         live = current_run()
         if live is not None:
             raise RunActiveError(
-                f"One run at a time: {live.name!r} is at step {live.snapshot().step} of {live.steps}. "
+                f"One run at a time: {live.name!r} is at step {live.last_known().step} of {live.steps}. "
                 "Stop it first: al.current_run().stop(), or wait for it: al.current_run().wait()."
             )
         self.name, self.steps = name, steps
@@ -175,6 +178,7 @@ class Run:
         self._last = RunSnapshot(name=name, status="starting", step=0, steps=steps, start_ns=now_ns(), now_ns=now_ns())
         self._listeners: list[Callable[[RunSnapshot], None]] = []
         self._error: BaseException | None = None
+        self._ended = False
 
         async def main() -> None:
             try:
@@ -187,8 +191,8 @@ class Run:
             finally:
                 self._finish()
 
-        setattr(sys, _LIVE, self)
         self._thread = LoopThread(main)
+        setattr(sys, _LIVE, self)
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -219,31 +223,53 @@ class Run:
         return self._awaited().__await__()
 
     def pause(self) -> None:
-        """Admit no new groups and begin no update; episodes in flight play to their end."""
+        """Admit no new groups and begin no update; episodes in flight play to their end.
+
+        Raises:
+            RunEnded: it has ended.
+        """
         self._call(lambda session: session.pause(True))
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Go on after `pause`.
+
+        Raises:
+            RunEnded: it has ended.
+        """
         self._call(lambda session: session.pause(False))
 
     def stop(self, timeout_s: float = 30.0) -> "Run":
         """End it now: nothing is drained, every environment is closed. Does nothing to an ended run."""
         if not self.done:
             self._thread.cancel()
-        self._thread.join(timeout_s)
+        if not self._thread.join(timeout_s):
+            raise RunError(
+                f"Run {self.name!r} did not end within {timeout_s} s; it is still ending. Call stop() again."
+            )
         return self
 
     # -- what it has seen --------------------------------------------------------------------------
 
     def snapshot(self) -> RunSnapshot:
-        """Everything a display needs, taken at one moment."""
-        if not self.done and self._session is not None:
-            session = self._session
+        """Everything a display needs, taken at one moment.
+
+        Raises:
+            RunError: the loop is blocked and did not answer within 5 s.
+        """
+        session = self._session
+        if not self._ended and session is not None:
             try:
                 return self._thread.call(session.snapshot)
             except RunEnded:
                 return self._last
         return self._last
+
+    def last_known(self) -> RunSnapshot:
+        """A snapshot if the run answers, else the newest there is."""
+        try:
+            return self.snapshot()
+        except RunError:
+            return self._last
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -267,13 +293,14 @@ class Run:
 
     def save_trace(self, path: str | Path) -> Path:
         """Write a trace that opens in ui.perfetto.dev."""
-        since_ns = self.snapshot().start_ns
-        return Path(tracing.save_trace(path, self.spans(), tracing.counters(since_ns)) or path)
+        last = self.snapshot()
+        counters = [reading for reading in tracing.counters(last.start_ns) if reading.time_ns <= last.now_ns]
+        return tracing.save_trace(path, self.spans(), counters)
 
     def add_listener(self, listener: Callable[[RunSnapshot], None]) -> None:
         """Call `listener(snapshot)` on the loop thread about once a second, and once at the end."""
         self._listeners.append(listener)
-        if self.done:
+        if self._ended:
             listener(self._last)
 
     # -- displays: loaded when asked for -----------------------------------------------------------
@@ -298,7 +325,7 @@ class Run:
         self.dashboard().show()
 
     def __repr__(self) -> str:
-        now = self.snapshot()
+        now = self.last_known()
         rewards = [row["reward_mean"] for row in now.metrics]
         reward = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
         return f"<Run {self.name!r}: {now.status}, step {now.step} of {now.steps}{reward}>"
@@ -320,17 +347,29 @@ class Run:
             if self._session is not None:
                 fn(self._session)
 
-        if not self.done:
-            self._thread.call(on_loop, timeout_s=60.0)  # it may still be building its engine
+        if self._ended:
+            raise RunEnded(f"Run {self.name!r} is {self._last.status}; it can be neither paused nor resumed.")
+        self._thread.call(on_loop, timeout_s=60.0)  # it may still be building its engine
 
     def _finish(self) -> None:
         last = self._session.snapshot() if self._session is not None else replace(self._last, status="failed")
         text = f"{type(self._error).__name__}: {self._error}" if last.status == "failed" else None
         self._last = replace(last, error=text)
+        self._session, self._ended = None, True  # gives back the engine's memory
+        if self._error is not None:
+            traceback.clear_frames(self._error.__traceback__)
         if getattr(sys, _LIVE, None) is self:
             delattr(sys, _LIVE)
-        for listener in self._listeners:
-            listener(self._last)
+        tell(self._listeners, self._last, [])
+
+
+def tell(listeners: Sequence[Callable[[RunSnapshot], None]], snapshot: RunSnapshot, warnings: Any) -> None:
+    """Call every listener; one that raises ends neither the run nor the others, and is warned of."""
+    for listener in tuple(listeners):
+        try:
+            listener(snapshot)
+        except Exception as error:  # a display must not end a run
+            warnings.append(f"A listener failed: {type(error).__name__}: {error}")
 
 
 def current_run() -> Run | None:

@@ -139,7 +139,7 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path):
     assert json.loads(path.read_text()) == {"rows": [1]}
     path.unlink()
     path.mkdir()
-    with pytest.raises(OSError, match="report"):
+    with pytest.raises(ConfigError, match="report.json must be a file"):
         write_json(path, {"rows": [1]})
     assert list(tmp_path.iterdir()) == [path]
 

@@ -128,6 +128,38 @@ def test_a_late_call_costs_one_worker_is_counted_and_is_followed_up_on_its_own_t
     assert followed.is_set()
 
 
+def test_a_follow_up_that_raises_does_not_cost_the_worker():
+    release = threading.Event()
+
+    def broken():
+        raise ValueError("close broke")
+
+    async def main():
+        pool = WorkerPool(1)
+        with anyio.move_on_after(0.02):
+            await pool.prepare(release.wait, on_late=broken).wait()
+        release.set()
+        assert await pool.run(int) == 0
+        assert pool.num_hung == 0 and "close broke" in str(pool.late_errors[0])
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_call_that_must_not_wait_takes_a_worker_beyond_the_bound():
+    release = threading.Event()
+
+    async def main():
+        pool = WorkerPool(1)
+        with anyio.move_on_after(0.02):
+            await pool.run(release.wait)
+        assert await pool.prepare(int, at_once=True).wait() == 0
+        release.set()
+        pool.close()
+
+    asyncio.run(main())
+
+
 def test_a_loop_thread_answers_calls_and_ends_when_it_is_cancelled():
     thread = LoopThread(anyio.sleep_forever)
     assert thread.call(threading.current_thread).name == "agentlab-loop"

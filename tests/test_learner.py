@@ -109,6 +109,12 @@ def test_a_run_can_be_looked_at_when_it_has_ended(model, tmp_path):
         ({"learning_rte": 1e-3}, "no option 'learning_rte'. Did you mean 'learning_rate'"),
         ({"max_tokens": 600}, "tokens_per_slot must be above max_tokens=600"),
         ({"top_k": 5}, "Training needs top_k=0"),
+        ({"stop": "</tool>"}, "stop must be a list or tuple of non-empty texts, got str"),
+        ({"temperature": "1.0"}, "temperature must be a number, got str"),
+        ({"lora_rank": 1.5}, "lora_rank must be a whole number, got float"),
+        ({"max_tokens": True}, "max_tokens must be a whole number, got bool"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number, got float: nan"),
+        ({"tokens_per_slot": 10**6}, "tokens_per_slot must be at most"),
         ({"temperature": 0.0}, "Training needs a temperature above 0"),
     ],
 )
@@ -118,11 +124,14 @@ def test_options_that_cannot_work_are_refused_at_construction(model, options, me
 
 
 def test_a_wrong_model_agent_or_number_of_steps_is_refused_at_once(model):
-    with pytest.raises(ConfigError, match="model must come from al.load_model"):
+    with pytest.raises(ConfigError, match=r"model must be a Model, got str.*al.load_model"):
         tool_learner("HuggingFaceTB/SmolLM2-135M-Instruct")
     with pytest.raises(ConfigError, match="steps must be at least 1, got 0"):
         tool_learner(model).train(al.tasks.arithmetic(), steps=0)
-    with pytest.raises(ConfigError, match="at least one task"):
-        tool_learner(model).train([], steps=1)
+    with pytest.raises(ConfigError, match="steps must be a whole number, got float: nan"):
+        tool_learner(model).train(al.tasks.arithmetic(), steps=float("nan"))
+    for tasks, message in (([], "at least one task"), (None, "must be an iterable"), (["hi"], "Task 0 must be")):
+        with pytest.raises(ConfigError, match=message):
+            tool_learner(model).train(tasks, steps=1)
     with pytest.raises(ConfigError, match="agent_class must make a ConversationAgentBase, got dict"):
         al.GRPOLearner(model=model, agent_class=dict, env_class=al.FrozenLake)

@@ -13,7 +13,7 @@ import agentlab as al
 from agentlab.inference import ScriptedEngine
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator
 from agentlab.run import Parts, Run
-from agentlab.inference.simulated import SimulatedLearner
+from agentlab.bench.simulated import SimulatedLearner
 
 def score(task, answer):
     return float("4" in answer)

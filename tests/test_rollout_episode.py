@@ -1,5 +1,6 @@
 """One episode: tokens, deadlines, failures as data, and an environment closed exactly once."""
 
+import asyncio
 import math
 import threading
 import time
@@ -87,6 +88,19 @@ def test_an_async_environment_works_as_well():
     assert play(env=AsyncEcho).reward == 2.0
 
 
+def test_an_async_agent_works_as_well():
+    class AsyncAgent(ModelAgent):
+        async def update_from_model(self, response, **kwargs):
+            await anyio.lowlevel.checkpoint()
+            return super().update_from_model(response)
+
+        async def update_from_env(self, *args):
+            super().update_from_env(*args)
+
+    record = run_episode(ScriptedEngine("yes"), {"prompt": "Say yes."}, agent_class=AsyncAgent, env_class=Echo)
+    assert record.reward == 2.0 and [m["role"] for m in record.messages] == ["user", "assistant"] * 2 + ["user"]
+
+
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_an_environment_that_raises_makes_a_record_without_reward(where):
     record = play(env_kwargs={"fail_in": where})
@@ -127,6 +141,7 @@ def test_a_hanging_environment_is_cut_and_closed_by_its_own_worker_when_it_comes
 
 def test_the_whole_episode_has_a_deadline_and_then_no_reward():
     record = play(engine=ScriptedEngine("yes", latency_s=60), episode_timeout_s=0.05)
+    assert record.failure.stage == "episode" and "it was in model" in record.failure.error
     assert record.truncation == "timeout" and math.isnan(record.reward) and Echo.closed == 1
 
 
@@ -162,6 +177,37 @@ def test_a_reward_that_is_no_finite_number_is_a_failure_never_0(reward):
 
     record = play(env=Odd)
     assert record.failure.stage == "reward" and math.isnan(record.reward)
+
+
+CONTROL = [SystemExit(1), asyncio.CancelledError(), StopIteration(), KeyboardInterrupt(), GeneratorExit()]
+
+
+@pytest.mark.parametrize(
+    ("is_async", "raised"), [(False, raised) for raised in CONTROL] + [(True, raised) for raised in CONTROL[:3]]
+)
+def test_not_even_an_exit_raised_by_an_environment_ends_more_than_its_episode(is_async, raised):
+    class Exiting(Echo):
+        def step(self, action):
+            raise raised
+
+    class AsyncExiting(Echo):
+        async def step(self, action):
+            raise raised
+
+    kind = AsyncExiting if is_async else Exiting
+    record = play(env=kind)
+    assert record.failure.stage == "step" and type(raised).__name__ in record.failure.error
+    assert kind.closed == 1
+
+
+@pytest.mark.parametrize("info", [None, {"reward_parts": None}, {"reward_parts": {"a": "b"}}, {"truncation": "bored"}])
+def test_an_odd_info_is_this_episodes_failure(info):
+    class Odd(Echo):
+        def step(self, action):
+            return EnvStepResult("", 1.0, True, info)
+
+    record = play(env=Odd)
+    assert record.failure.stage in ("step", "reward") and not record.scored
 
 
 def test_a_step_that_returns_something_else_says_what_it_must_return():

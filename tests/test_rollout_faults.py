@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentlab.agents import ModelAgent
-from agentlab.concurrency import run_virtual
+from agentlab.bench.simulated import SimulatedEngine, SimulatedLearner
+from agentlab.concurrency import first_error, run_virtual
 from agentlab.errors import RunError
-from agentlab.inference.simulated import SimulatedEngine, SimulatedLearner
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator
-from agentlab.rollout.evaluation import first_error
 from agentlab.run import Parts, Session
 from agentlab.types import EnvStepResult, TrajectoryGroup
 
@@ -155,13 +154,14 @@ def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_a
 def no_worker_threads(monkeypatch):
     """Synchronous calls run inline: a virtual clock must not race with threads."""
 
-    async def inline(self):
+    async def inline(self, on_start=lambda: None):
+        on_start()
         return self._fn(*self._args)
 
     monkeypatch.setattr("agentlab.concurrency.WorkerCall.wait", inline)
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**9),
     share=st.sampled_from([0.0, 0.05, 0.2, 0.5]),

@@ -1,6 +1,7 @@
 """Many episodes at once: nothing is lost, nothing is older than allowed, nobody is left behind."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -92,7 +93,7 @@ def test_no_more_episodes_run_at_once_than_allowed():
             most = max(most, self.stats().num_running + 1)
             return await super().generate(request)
 
-    collect(Watching("yes", latency_s=0.001), tasks(20), group_size=2, max_concurrency=5)
+    collect(Watching("yes", latency_s=0.05), tasks(20), group_size=2, max_concurrency=5)
     assert most == 5
 
 
@@ -129,6 +130,13 @@ def test_an_empty_stream_of_tasks_is_refused():
     with pytest.raises(BaseExceptionGroup) as error:
         collect(ScriptedEngine("yes"), [])
     assert error.group_contains(ConfigError, match="at least one task", depth=None)
+
+
+@pytest.mark.parametrize("odd", ["text", {"prompt": "x"}, 3])
+def test_tasks_that_are_no_stream_are_refused(odd):
+    with pytest.raises(BaseExceptionGroup) as error:
+        collect(ScriptedEngine("yes"), odd)
+    assert error.group_contains(ConfigError, match="tasks must be an iterable of tasks", depth=None)
 
 
 def test_too_many_failed_groups_end_the_run_with_a_report_of_the_first():
@@ -192,9 +200,10 @@ def test_the_gate_never_admits_more_than_the_formula_and_its_counts_add_up(group
             gate.advance(version)
             while True:
                 with anyio.move_on_after(0.0005) as waited:
-                    await gate.admit()
+                    await gate.opened()
                 if waited.cancelled_caught:
                     break
+                gate.admit()
             assert gate.counts.in_flight + gate.counts.trained == (version + 1 + lead) * groups_per_step
             for fate in fates[version::updates][: gate.counts.in_flight]:
                 gate.settle(fate)
@@ -213,6 +222,37 @@ def test_an_evaluation_counts_solved_tasks_with_an_interval():
     assert result.low == pytest.approx(0.1681, abs=1e-3) and result.high == pytest.approx(0.3548, abs=1e-3)
     assert [t.task.id for t in result.trajectories[:4]] == ["t0", "t0", "t1", "t1"]
     assert "success 25.0%" in str(result)
+
+
+def test_a_solved_episode_counts_also_where_its_sibling_failed():
+    class Second(OneTurn):
+        def step(self, action):
+            if type(self).opened % 2:
+                raise ValueError("first of each pair")
+            return super().step(action)
+
+    OneTurn.opened = 0
+    config = RolloutConfig(max_concurrency=1)
+    result = evaluate(ScriptedEngine("yes"), tasks(1), agent_class=ModelAgent, env_class=Second, k=2, config=config)
+    assert (result.success, result.count, result.num_failed, result.pass_at_k) == (0.5, 2, 1, 1.0)
+    assert len(result.solved) == 2
+
+
+def test_a_stream_can_be_left_early_and_an_orchestrator_used_again():
+    rollouts = orchestrator(engine := ScriptedEngine("yes"), group_size=1)
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.serve)
+            async with contextlib.aclosing(rollouts.stream(tasks(50))) as stream:
+                async for _ in stream:
+                    break
+            counts = rollouts.gate.counts
+            assert counts.trained == 1 and counts.in_flight == 0
+            assert len([g async for g in rollouts.stream(tasks(20))]) == 20
+            group.cancel_scope.cancel()
+
+    asyncio.run(main())
 
 
 def test_a_failed_episode_counts_as_not_solved():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentlab.agents import ModelAgent
-from agentlab.errors import ConfigError, EngineError, LearnerError, RunActiveError
+from agentlab.errors import ConfigError, EngineError, LearnerError, RunActiveError, RunEnded, RunError
 from agentlab.inference.scripted import ScriptedEngine
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator
 from agentlab.run import Parts, Run, current_run
@@ -163,6 +163,22 @@ def test_an_error_while_it_is_built_is_raised_by_wait():
         Run("test", build, endless(), 1).wait()
 
 
+def test_a_run_whose_tasks_all_fail_ends_with_the_first_failures():
+    class Broken(Env):
+        def step(self, action):
+            raise ValueError("always broken")
+
+    def build():
+        engine, options = ScriptedEngine("yes"), RolloutConfig(group_size=2)
+        orchestrator = RolloutOrchestrator(engine, agent_class=ModelAgent, env_class=Broken, config=options)
+        return Parts(engine, orchestrator, LearnerThread(CountingTrainer), lambda policy: None)
+
+    run = Run("test", build, [{"prompt": "a"}, {"prompt": "b"}], 3)
+    with pytest.raises(RunError, match=r"(?s)2 groups failed, and 0 of 3 updates were done.*always broken"):
+        run.wait()
+    assert run.status == "failed"
+
+
 def test_no_task_at_all_is_an_error_that_says_so():
     with pytest.raises(ConfigError, match="at least one task"):
         start([]).wait()
@@ -172,13 +188,15 @@ def test_pausing_stops_updates_and_resuming_goes_on():
     gate = threading.Event()
     run = start(trainer=CountingTrainer(gate=gate), steps=4)
     run.pause()
+    run.pause()
     gate.set()
     assert run.status == "paused"
-    before = len(run.metrics)
     threading.Event().wait(0.1)
-    assert len(run.metrics) <= before + 1
+    assert len(run.metrics) <= 1, "only the update that was under way may end"
     run.resume()
     assert run.wait().status == "finished" and len(run.metrics) == 4
+    with pytest.raises(RunEnded, match="finished; it can be neither paused nor resumed"):
+        run.pause()
 
 
 def test_await_works_under_a_running_loop():

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentlab.errors import ConfigError
 from agentlab.types import Action, Message, ToolResult
 
 
@@ -19,9 +20,17 @@ class ConversationAgentBase(abc.ABC):
     Args:
         system_prompt: The first message, unless empty.
         examples: Messages that show the task being done, put after the system prompt.
+
+    Raises:
+        ConfigError: the system prompt is no text, or an example is no message.
     """
 
     def __init__(self, system_prompt: str = "", *, examples: Sequence[Message] = ()) -> None:
+        if not isinstance(system_prompt, str):
+            raise ConfigError(f"system_prompt must be a text, got {type(system_prompt).__name__}.")
+        for message in examples:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise ConfigError(f'Each of examples must be {{"role": ..., "content": ...}}, got {message!r:.80}.')
         system = [{"role": "system", "content": system_prompt}] if system_prompt else []
         self.messages: list[Message] = [*system, *(dict(message) for message in examples)]
         self._turn_begin = len(self.messages)
@@ -53,7 +62,7 @@ def observation_messages(observation: Any) -> list[Message]:
     template can; messages stay as they are; None and empty text say nothing; several of these in a
     list or tuple follow each other. Anything else is shown as `str` shows it.
     """
-    if observation is None or observation == "":
+    if observation is None or (isinstance(observation, str) and not observation):
         return []
     if isinstance(observation, ToolResult):
         named = {"name": observation.name} if observation.name else {}

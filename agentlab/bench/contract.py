@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from agentlab.errors import ConfigError, nearest
+from agentlab.files import write_atomically
 from agentlab.platform.detect import Device, Platform, detect
-from agentlab.platform.files import write_atomically
 from agentlab.platform.versions import package_versions
 
 

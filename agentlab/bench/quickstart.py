@@ -34,6 +34,8 @@ class Outcome:
         """Points of success gained, and the ends of the paired 95 % interval (normal approximation)."""
         differences = [100 * (b - a) for a, b in zip(self.before, self.after, strict=True)]
         count = len(differences)
+        if count < 2:
+            raise ConfigError(f"A gain needs at least 2 held-out tasks, got {count}.")
         mean = sum(differences) / count
         variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
         half = 1.96 * math.sqrt(variance / count)

@@ -144,7 +144,7 @@ class JaxEngine(Engine):
             raise EngineError("The engine is serving already; it has one thread.")
         self._serving = True
         try:
-            await run_thread(self._main, self._inbox, name="agentlab-engine")
+            await run_thread(self._main, self._inbox, name="agentlab-engine", grace_s=1.0)
         finally:
             if self._error is None:
                 self._inbox = Inbox()

@@ -6,16 +6,17 @@ import inspect
 import math
 import numbers
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import anyio
 
 from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import WorkerCall, WorkerPool
-from agentlab.errors import AgentError, EngineError, EnvironmentError_, RewardError, ToolError
+from agentlab.concurrency import WorkerCall, WorkerPool, as_error
+from agentlab.errors import AgentError, EngineError, EnvironmentError_, RewardError, ToolError, nearest
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.transcript import Transcript
@@ -55,6 +56,10 @@ class EpisodeFailed(Exception):
         self.failure = failure
 
 
+Begin = Callable[[], None]
+"""Told when a call begins, after any wait for a free worker: its deadline counts from there."""
+
+
 class OpenEnvironment:
     """One environment: one call at a time, closed exactly once; owned by the loop.
 
@@ -68,27 +73,28 @@ class OpenEnvironment:
         self._call: WorkerCall[Any] | None = None
         self._closed = False
 
-    async def reset(self) -> Any:
-        """Make the environment and reset it."""
-        await self._invoke(self._build)
-        return await self._invoke(self._environment.reset)
+    async def reset(self, begin: Begin) -> Any:
+        """Make the environment and reset it; like `step`, tells `begin` when a worker is free for it."""
+        await self._invoke(begin, self._build)
+        return await self._invoke(begin, self._environment.reset)
 
-    async def step(self, action: Any) -> Any:
-        return await self._invoke(self._environment.step, action)
+    async def step(self, begin: Begin, action: Any) -> Any:
+        return await self._invoke(begin, self._environment.step, action)
 
-    async def close(self) -> None:
-        """Close it, unless a late call still holds it: then the worker does."""
+    async def close(self, begin: Begin) -> None:
+        """Close it, unless a late call still holds it: then the worker does. Never waits for a worker."""
         late = self._call is not None and self._call.abandoned
         if self._closed or late or self._environment is None:
             return
         self._closed = True
-        await self._invoke(self._environment.close)
+        await self._invoke(begin, self._environment.close, at_once=True)
 
-    async def _invoke(self, fn: Callable[..., Any], *args: Any) -> Any:
+    async def _invoke(self, begin: Begin, fn: Callable[..., Any], *args: Any, at_once: bool = False) -> Any:
         if inspect.iscoroutinefunction(fn):
+            begin()
             return await fn(*args)
-        self._call = self._pool.prepare(fn, *args, on_late=self._close_late)
-        result = await self._call.wait()
+        self._call = self._pool.prepare(fn, *args, on_late=self._close_late, at_once=at_once)
+        result = await self._call.wait(begin)
         return await result if inspect.isawaitable(result) else result
 
     def _build(self) -> None:
@@ -135,6 +141,9 @@ class Episode:
                     await self._play()
                 if deadline.cancelled_caught:
                     self._truncation = "timeout"
+                    limit_s = self._world.config.episode_timeout_s
+                    what = f"The episode took longer than {limit_s} s; it was in {self._stage}."
+                    self._failure = Failure("episode", what, "", len(self._turns))
             except EpisodeFailed as ended:
                 self._failure = ended.failure
             finally:
@@ -147,7 +156,7 @@ class Episode:
         self._agent = self._guarded("agent", self._world.make_agent)
         reset = await self._bounded("reset", config.reset_timeout_s, self._environment.reset)
         observation, info = self._guarded("reset", _reset_result, reset)
-        self._guarded("agent", self._agent.update_from_env, observation, 0.0, False, info)
+        await self._ask_agent(self._agent.update_from_env, observation, 0.0, False, info)
         for _ in range(config.max_turns):
             completion = await self._sample()
             if not completion.tokens:
@@ -165,17 +174,32 @@ class Episode:
         prompt = self._guarded("agent", self._transcript.prompt, self._agent.messages)
         request = GenerationRequest(f"{self._session}/{turn}", self._session, prompt, self._sampling(turn))
         completion = await self._bounded(
-            "model", self._world.config.model_timeout_s, lambda: self._world.engine.generate(request)
+            "model", self._world.config.model_timeout_s, lambda begin: self._generate(begin, request)
         )
         self._transcript.sampled(completion)
         return completion
 
+    async def _ask_agent(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the agent, plain or async, on the loop that owns it."""
+
+        async def call(begin: Begin) -> Any:
+            begin()
+            result = method(*args)
+            return await result if inspect.isawaitable(result) else result
+
+        return await self._bounded("agent", self._world.config.step_timeout_s, call)
+
+    async def _generate(self, begin: Begin, request: GenerationRequest) -> Completion:
+        begin()
+        return await self._world.engine.generate(request)
+
     async def _act(self, completion: Completion) -> bool:
         model_s = (now_ns() - self._since_ns) / 1e9
         response = self._world.chat.decode(completion.tokens)
-        action = self._guarded("agent", self._agent.update_from_model, response)
+        take = partial(self._agent.update_from_model, finish_reason=completion.finish_reason)
+        action = await self._ask_agent(take, response)
         self._guarded("agent", self._agent.record_response, response)
-        step = lambda: self._environment.step(action)  # noqa: E731
+        step = partial(self._environment.step, action=action)
         result = await self._bounded("step", self._world.config.step_timeout_s, step)
         step_s = (now_ns() - self._since_ns) / 1e9
         result = self._guarded("step", _step_result, result)
@@ -192,7 +216,7 @@ class Episode:
             info=dict(result.info),
         )
         self._turns.append(turn)
-        self._guarded("agent", self._agent.update_from_env, result.observation, reward, result.done, result.info)
+        await self._ask_agent(self._agent.update_from_env, result.observation, reward, result.done, result.info)
         if result.done:
             cut = "max_tokens" if completion.finish_reason == "length" else None
             self._truncation = result.info.get("truncation", cut)
@@ -217,31 +241,42 @@ class Episode:
             except EpisodeFailed as failed:
                 self._failure = self._failure or failed.failure
 
-    async def _bounded(self, stage: EpisodeStage, timeout_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Await `call()` with a deadline; what goes wrong ends the episode with its stage."""
+    async def _bounded(self, stage: EpisodeStage, timeout_s: float, call: Callable[[Begin], Awaitable[Any]]) -> Any:
+        """Await `call(begin)` with a deadline from `begin()` on; what goes wrong ends the episode with its stage."""
         self._stage, self._since_ns = stage, now_ns()
+        scope = anyio.CancelScope()
+
+        def begin() -> None:
+            scope.deadline = anyio.current_time() + timeout_s
+
         try:
-            with anyio.move_on_after(timeout_s), span(_SPANS[stage], turn=len(self._turns)):
-                return await call()
-        except EngineError:
-            raise
-        except Exception as error:  # user code: whatever it raises is this episode's end, not the run's
-            raise self._failed(stage, error) from error
+            with scope, span(_SPANS[stage], turn=len(self._turns)):
+                return await call(begin)
+        except EngineError as error:
+            if stage == "model":
+                raise
+            raise self._failed(stage, error) from error  # of another engine, in user code
+        except asyncio.CancelledError as error:
+            if anyio.get_current_task().has_pending_cancellation():
+                raise
+            raise self._failed(stage, as_error(error)) from error  # user code raised it, nobody cancelled us
+        except (Exception, SystemExit) as error:  # user code: it ends this episode, not the run
+            raise self._failed(stage, as_error(error)) from error
         raise EpisodeFailed(Failure(stage, f"{stage} took longer than {timeout_s} s", "", len(self._turns)))
 
     def _guarded(self, stage: EpisodeStage, fn: Callable[..., Any], *args: Any) -> Any:
         try:
             return fn(*args)
-        except Exception as error:  # user code, as above
-            raise self._failed(stage, error) from error
+        except (Exception, SystemExit) as error:  # user code, as above
+            raise self._failed(stage, as_error(error)) from error
 
-    def _failed(self, stage: EpisodeStage, error: Exception) -> EpisodeFailed:
+    def _failed(self, stage: EpisodeStage, error: BaseException) -> EpisodeFailed:
         typed: EpisodeStage = next((s for kind, s in _STAGES.items() if isinstance(error, kind)), stage)
         text = "".join(traceback.format_exception(error))
-        return EpisodeFailed(Failure(typed, f"{type(error).__name__}: {error}", text, len(self._turns)))
+        return EpisodeFailed(Failure(typed, text.splitlines()[-1], text, len(self._turns)))
 
     def _record(self, start_ns: int) -> Trajectory:
-        lost = (self._failure is not None and self._failure.stage != "close") or self._truncation == "timeout"
+        lost = self._failure is not None and self._failure.stage != "close"
         parts: dict[str, float] = {}
         for turn in self._turns:
             for name, value in turn.info.get("reward_parts", {}).items():
@@ -252,7 +287,7 @@ class Episode:
             episode=self._index,
             rows=self._transcript.rows(),
             turns=tuple(self._turns),
-            messages=tuple(dict(m) for m in self._agent.messages) if self._agent is not None else (),
+            messages=tuple(dict(m) for m in self._agent.messages if isinstance(m, dict)) if self._agent else (),
             reward=math.nan if lost else math.fsum(turn.reward for turn in self._turns),
             reward_parts=parts,
             truncation=self._truncation,
@@ -262,12 +297,17 @@ class Episode:
         )
 
 
-_SPANS: dict[EpisodeStage, Any] = {"reset": "reset", "model": "model_call", "step": "step", "close": "close"}
+_SPANS: dict[EpisodeStage, Any] = {
+    "reset": "reset",
+    "agent": "agent",
+    "model": "model_call",
+    "step": "step",
+    "close": "close",
+}
 _STAGES: dict[type[Exception], EpisodeStage] = {
     RewardError: "reward",
     ToolError: "tool",
     AgentError: "agent",
-    EnvironmentError_: "step",
 }
 
 
@@ -288,9 +328,19 @@ def _reset_result(result: Any) -> tuple[Any, Any]:
 
 
 def _step_result(result: Any) -> EnvStepResult:
-    if isinstance(result, EnvStepResult):
-        return result
-    raise EnvironmentError_(f"step() must return an EnvStepResult, got {type(result).__name__}: {result!r:.80}.")
+    if not isinstance(result, EnvStepResult):
+        raise EnvironmentError_(f"step() must return an EnvStepResult, got {type(result).__name__}: {result!r:.80}.")
+    if not isinstance(result.info, Mapping):
+        raise EnvironmentError_(f"The info of a step must be a dictionary, got {result.info!r:.80}; return {{}}.")
+    parts = result.info.get("reward_parts", {})
+    if not isinstance(parts, Mapping) or not all(isinstance(part, numbers.Real) for part in parts.values()):
+        raise RewardError(f'info["reward_parts"] must be numbers by name, got {parts!r:.80}.')
+    truncation = result.info.get("truncation")
+    if truncation is not None and truncation not in get_args(Truncation):
+        raise EnvironmentError_(
+            f'info["truncation"] is unknown: {truncation!r}.{nearest(str(truncation), get_args(Truncation))}'
+        )
+    return result
 
 
 def _finite_reward(reward: Any) -> float:

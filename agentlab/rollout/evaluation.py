@@ -9,13 +9,14 @@ from typing import Any
 
 import anyio
 
-from agentlab.concurrency import LoopThread
+from agentlab.concurrency import LoopThread, first_error
+from agentlab.errors import ConfigError
+from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
-from agentlab.platform.files import write_atomically
 from agentlab.rollout.config import RolloutConfig
-from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
+from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks, check_tasks
 from agentlab.tracing import span
-from agentlab.types import Trajectory, TrajectoryGroup, interval, mean
+from agentlab.types import Trajectory, TrajectoryGroup, checked_option, interval, mean
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,13 @@ async def evaluate_async(
         on_group: Told after each task how many are done.
 
     Raises:
-        RunError: more than `max_failed_groups` tasks failed entirely.
+        ConfigError: there is no task, or keyword arguments do not fit the class they are for.
     """
-    config = config or RolloutConfig()
+    checked_option("success_reward", success_reward, float)
+    if checked_option("k", k, int) < 1:
+        raise ConfigError(f"k must be at least 1, got {k}.")
+    check_tasks(tasks)
+    config = RolloutConfig() if config is None else config
     whole = dataclasses.replace(config, group_size=k, groups_per_step=config.max_concurrency, max_off_policy_steps=0)
     orchestrator = RolloutOrchestrator(
         engine,
@@ -90,33 +95,32 @@ async def evaluate_async(
         agent_kwargs=agent_kwargs,
         env_kwargs=env_kwargs,
         config=whole,
+        min_scored=0,
     )
     groups = []
     with span("evaluation"):
         async for group in orchestrator.stream(tasks):
             groups.append(group)
             on_group(len(groups))
-    return _counted(groups, orchestrator.gate.counts.failed, k, success_reward, engine.stats().policy_version)
+    return _counted(groups, k, success_reward, engine.stats().policy_version)
 
 
-def _counted(
-    groups: Sequence[TrajectoryGroup], num_lost: int, k: int, success_reward: float, version: int
-) -> Evaluation:
+def _counted(groups: Sequence[TrajectoryGroup], k: int, success_reward: float, version: int) -> Evaluation:
     def solved(trajectory: Trajectory) -> bool:
         return trajectory.scored and trajectory.reward >= success_reward
 
     played = [t for group in groups for t in group.trajectories]
-    count, num_solved = len(played) + num_lost * k, sum(map(solved, played))
+    count, num_solved = len(played), sum(map(solved, played))
     low, high = interval(num_solved, count)
     return Evaluation(
         success=num_solved / count,
         low=low,
         high=high,
         count=count,
-        pass_at_k=sum(any(map(solved, g.trajectories)) for g in groups) / (len(groups) + num_lost),
+        pass_at_k=sum(any(map(solved, g.trajectories)) for g in groups) / len(groups),
         k=k,
         mean_reward=mean([t.reward for t in played if t.scored]),
-        num_failed=sum(not t.scored for t in played) + num_lost * k,
+        num_failed=sum(not t.scored for t in played),
         policy_version=version,
         success_reward=success_reward,
         trajectories=tuple(sorted(played, key=lambda t: (int(t.group_id.split(":", 1)[0]), t.episode))),
@@ -141,18 +145,3 @@ def evaluate(engine: Engine, tasks: Tasks, **options: Any) -> Evaluation:
         return thread.result()
     finally:
         thread.cancel()
-
-
-async def first_error(main: Callable[[], Any]) -> Any:
-    """Await `main()`; of several errors that end a task group together, raise the first alone."""
-    try:
-        return await main()
-    except BaseExceptionGroup as group:
-        first = _leaf(group)
-        raise first from first.__cause__
-
-
-def _leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,14 +1,15 @@
 """Runs hundreds of episodes over one engine, forms groups, and hands them on with no barrier."""
 
+import asyncio
 import collections
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import anyio
 
 from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import WorkerPool
+from agentlab.concurrency import WorkerPool, first_error
 from agentlab.errors import ConfigError, RunError
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
@@ -40,6 +41,7 @@ class RolloutOrchestrator:
         env_class: Called once per episode with the task and `env_kwargs`.
         config: How episodes are run.
         version: The policy version that the engine starts with.
+        min_scored: Scored members that a group needs to be handed on; a smaller `group_size` lowers it.
 
     Raises:
         ConfigError: keyword arguments do not fit the class they are for.
@@ -55,17 +57,21 @@ class RolloutOrchestrator:
         env_kwargs: Mapping[str, Any] | None = None,
         config: RolloutConfig | None = None,
         version: int = 0,
+        min_scored: int = 2,
     ):
-        self.config = config or RolloutConfig()
-        agent_options, env_options = dict(agent_kwargs or {}), dict(env_kwargs or {})
+        self.config = RolloutConfig() if config is None else config
+        if not isinstance(self.config, RolloutConfig):
+            raise ConfigError(f"config must be a RolloutConfig, got {type(config).__name__}.")
+        agent_options, env_options = agent_kwargs or {}, env_kwargs or {}
         check_roles(agent_class=agent_class, env_class=env_class, agent_kwargs=agent_options, env_kwargs=env_options)
-        self._engine = engine
+        self._engine, self._min_scored = engine, min(min_scored, self.config.group_size)
         self._chat = ChatFormat(engine.tokenizer)
         self._make_agent = lambda: agent_class(**agent_options)
         self._make_environment = lambda task: env_class(task, **env_options)
         self._ready: collections.deque[tuple[TrajectoryGroup, int]] = collections.deque()
         self._changed = anyio.Event()
-        self._ended = False
+        self._ended = self._producing = False
+        self._taken = 0
         self._episodes: dict[int, Episode] = {}
         self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
         self._failures: collections.Counter[str] = collections.Counter()
@@ -80,21 +86,29 @@ class RolloutOrchestrator:
     async def stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryGroup]:
         """Finished groups of `tasks`, in the order in which they finish, with no learner behind.
 
+        Leaving the loop early ends the episodes in flight; close the stream to wait for that
+        (`contextlib.aclosing`).
+
         Raises:
-            RunError: more than `max_failed_groups` groups failed.
+            RunError: more than `max_failed_groups` groups failed, or the stream of another call
+                is still open.
         """
-        async with anyio.create_task_group() as group:
-            group.start_soon(self.produce, tasks)
-            taken = 0
-            try:
-                while batch := await self.next_batch(1):
-                    taken += 1
-                    self.trained(batch)
-                    self.gate.advance(taken // self.config.groups_per_step)
-                    yield batch[0]
-            finally:
-                self.finish()
-                group.cancel_scope.cancel()
+        if self._producing:
+            raise RunError("This orchestrator is producing already; make another for a second stream.")
+        self._ended = False
+        # A task of its own, not a task group: a generator must not yield inside one.
+        producer = asyncio.create_task(first_error(lambda: self.produce(tasks)))
+        try:
+            while batch := await self.next_batch(1):
+                self._taken += 1
+                self.trained(batch)
+                self.gate.advance(self._taken // self.config.groups_per_step)
+                yield batch[0]
+            await producer
+        finally:
+            producer.cancel()
+            await asyncio.wait([producer])
+            self.finish()
 
     async def produce(self, tasks: Tasks) -> None:
         """Run the episodes of `tasks` until they end or the gate's limit is reached.
@@ -104,13 +118,14 @@ class RolloutOrchestrator:
             ConfigError: a task is neither a Task nor a dictionary with a prompt.
         """
         world = self._world()
+        self._ended, self._producing = False, True
         places = anyio.Semaphore(self.config.max_concurrency)
         try:
             async with anyio.create_task_group() as members:
                 await self._admit_all(tasks, world, places, members)
         finally:
             world.pool.close()
-            self._ended = True
+            self._ended, self._producing = True, False
             self._notify()
 
     async def next_batch(self, count: int) -> list[TrajectoryGroup]:
@@ -150,6 +165,7 @@ class RolloutOrchestrator:
 
     def finish(self) -> None:
         """Nothing more will be consumed: what is still in flight counts as cancelled."""
+        self._ready.clear()
         self.gate.settle("cancelled", self.gate.counts.in_flight)
 
     @property
@@ -178,8 +194,9 @@ class RolloutOrchestrator:
     def stalled(self) -> str | None:
         """Who waits for whom, when nothing has finished for `stall_after_s`; else None."""
         now = now_ns()
-        quiet_s = (now - self._last_progress_ns) / 1e9
         waiting = sorted(self.in_flight(), key=lambda episode: episode.since_ns)
+        last_ns = max([self._last_progress_ns, *(episode.since_ns for episode in waiting)])
+        quiet_s = (now - last_ns) / 1e9
         if not waiting or quiet_s < self.config.stall_after_s:
             return None
         first = waiting[0]
@@ -207,9 +224,10 @@ class RolloutOrchestrator:
 
     async def _admit_all(self, tasks: Tasks, world: World, places: anyio.Semaphore, members: Any) -> None:
         index = 0
-        async for given in _each(tasks):
+        source = _source(tasks, world.pool)
+        while await self.gate.opened() and (given := await source()) is not _END:
             task = as_task(given, index)
-            await self.gate.admit()
+            self.gate.admit()
             await self._start_group(f"{index}:{task.id}", task, world, places, members)
             index += 1
         if index == 0:
@@ -243,20 +261,20 @@ class RolloutOrchestrator:
 
     def _finish_group(self, finished: list[Trajectory]) -> None:
         members = tuple(sorted(finished, key=lambda t: t.episode))
-        if sum(t.scored for t in members) >= min(2, self.config.group_size):
+        if sum(t.scored for t in members) >= self._min_scored:
             self._ready.append((TrajectoryGroup(members[0].group_id, members[0].task, members), now_ns()))
             counter("queue_depth", len(self._ready))
             self._notify()
             return
         self.gate.settle("failed")
         if self.gate.counts.failed > self.config.max_failed_groups:
-            raise RunError(self._failure_report())
+            limit = self.config.max_failed_groups
+            why = f"more than max_failed_groups={limit}. Mend what raised, or raise max_failed_groups."
+            raise RunError(self.failure_report(why))
 
-    def _failure_report(self) -> str:
-        lines = [
-            f"{self.gate.counts.failed} groups failed, more than max_failed_groups={self.config.max_failed_groups}. "
-            "Mend what raised, or raise max_failed_groups. The first failures:"
-        ]
+    def failure_report(self, why: str) -> str:
+        """The first failed episodes, under a sentence that says why they are told."""
+        lines = [f"{self.gate.counts.failed} groups failed, {why} The first failures:"]
         for task, failure in self._first_failures:
             lines.append(f"- task {task.id!r}, turn {failure.turn}, in {failure.stage}: {failure.error}")
             lines.append(failure.traceback)
@@ -291,10 +309,36 @@ def check_roles(
         raise ConfigError(f"agent_class must make a ConversationAgentBase, got {type(agent).__name__}. Derive from it.")
 
 
-async def _each(tasks: Tasks) -> AsyncIterator[Any]:
+def check_tasks(tasks: Any) -> None:
+    """Refuse what is no stream of tasks, or an empty list of them.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Iterable | AsyncIterable):
+        raise ConfigError(f"tasks must be an iterable of tasks, sync or async, got {type(tasks).__name__}.")
+    if isinstance(tasks, list | tuple):
+        if not tasks:
+            raise ConfigError("tasks must hold at least one task, got none.")
+        as_task(tasks[0], 0)
+
+
+def _source(tasks: Tasks, pool: WorkerPool) -> Callable[[], Awaitable[Any]]:
+    """A function that gives the next task, or _END; a synchronous stream is read on a worker."""
     if isinstance(tasks, AsyncIterable):
-        async for task in tasks:
-            yield task
-    else:
-        for task in tasks:
-            yield task
+        stream = aiter(tasks)
+
+        async def from_stream() -> Any:
+            return await anext(stream, _END)
+
+        return from_stream
+    check_tasks(tasks)
+    iterator = iter(tasks)
+
+    async def from_iterator() -> Any:
+        return await pool.run(next, iterator, _END)
+
+    return from_iterator
+
+
+_END = object()

@@ -26,11 +26,15 @@ class Gate:
         ended = sum(self._outcomes.values())
         return Counts(admitted=self._admitted, in_flight=self._admitted - ended, **self._outcomes)
 
-    async def admit(self) -> None:
-        """Wait until one more group may begin, and count it."""
+    async def opened(self) -> bool:
+        """Wait until one more group may begin; then True."""
         while not self._open:
             self._changed.clear()
             await self._changed.wait()
+        return True
+
+    def admit(self) -> None:
+        """Count a group that begins."""
         self._admitted += 1
 
     def settle(self, outcome: Outcome, count: int = 1) -> None:

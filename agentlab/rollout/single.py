@@ -5,10 +5,9 @@ from typing import Any
 
 import anyio
 
-from agentlab.concurrency import LoopThread
+from agentlab.concurrency import LoopThread, first_error
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
-from agentlab.rollout.evaluation import first_error
 from agentlab.rollout.orchestrator import RolloutOrchestrator
 from agentlab.types import Trajectory
 

@@ -3,7 +3,6 @@
 import hashlib
 import heapq
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from agentlab.errors import ConfigError
+from agentlab.files import open_atomically, target_of
 from agentlab.tracing.spans import Reading, Span
 
 DOMAINS: dict[str, tuple[str, ...]] = {
@@ -43,19 +43,13 @@ def save_trace(path: str | os.PathLike[str], spans: Iterable[Span], counters: It
         ConfigError: the package `perfetto` is missing, or an iterator is not in order.
         OSError: the file cannot be written.
     """
-    path = Path(path)
     proto = _proto()
     packets = _packets(proto, _in_order(spans, "start_ns"), _in_order(counters, "time_ns"))
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            while chunk := [packet for _, packet in zip(range(_PACKETS_PER_WRITE), packets, strict=False)]:
-                file.write(proto.Trace(packet=chunk).SerializeToString())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path
+    target = target_of(path)
+    with open_atomically(target) as file:
+        while chunk := [packet for _, packet in zip(range(_PACKETS_PER_WRITE), packets, strict=False)]:
+            file.write(proto.Trace(packet=chunk).SerializeToString())
+    return target
 
 
 def _proto() -> ModuleType:

@@ -78,10 +78,10 @@ class Dashboard:
         try:
             self._collect(snapshot)
             self.refresh(snapshot, SpanTable.join((self._table, SpanTable.of(open_spans()))))
-            if snapshot.status in facts.ENDED:
-                self.freeze()
         except Exception as error:  # a display that cannot be drawn must not end the run
             self._trouble = (f"The dashboard could not be redrawn: {type(error).__name__}: {error}",)
+        if snapshot.status in facts.ENDED:
+            self.freeze()
 
     def refresh(self, snapshot: RunSnapshot, spans: Iterable[Span] | SpanTable) -> None:
         """Draw the last minute of these spans and assign the result to the widgets, if there are any."""
@@ -124,6 +124,8 @@ class Dashboard:
         self._context = contextvars.copy_context()
         data = {_WIDGET: view, "text/plain": self._text}
         publish_display_data(data, transient={"display_id": self._display_id})
+        if self.frozen:  # the run ended meanwhile
+            self._context.copy().run(self._replace)
 
     def bundle(self) -> dict[str, Any]:
         """The static form: text, HTML with the pictures inside, and one PNG of both pictures."""
