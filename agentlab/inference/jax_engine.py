@@ -16,7 +16,7 @@ from agentlab.inference.shapes import Shapes, default_shapes
 from agentlab.models import Model
 from agentlab.platform.compilation import enable_compilation_cache
 from agentlab.tracing import counter, now_ns, record
-from agentlab.types import Completion, EngineStats, GenerationRequest, Policy
+from agentlab.types import Completion, EngineStats, GenerationRequest, Policy, checked_option
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,13 @@ class JaxEngine(Engine):
         compilation_cache: bool = True,
     ):
         for name, size in (("num_slots", num_slots), ("max_dispatch", max_dispatch), ("prefill_chunk", prefill_chunk)):
-            if size < 1:
+            if checked_option(name, size, int) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {size}.")
-        if not 2 <= tokens_per_slot <= model.config.max_position:
+        if not checked_option("dispatch_s", dispatch_s, float) > 0:
+            raise ConfigError(f"dispatch_s must be above 0 seconds, got {dispatch_s}.")
+        if not isinstance(model, Model):
+            raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
+        if not 2 <= checked_option("tokens_per_slot", tokens_per_slot, int) <= model.config.max_position:
             raise ConfigError(
                 f"tokens_per_slot must lie between 2 and the model's context of {model.config.max_position} "
                 f"tokens, got {tokens_per_slot}."

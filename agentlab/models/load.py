@@ -34,6 +34,8 @@ def load_model(name_or_path: str | Path, *, dtype: Any = "float32", progress: bo
     Raises:
         ModelError: it cannot be found, fetched, read or trusted.
     """
+    if not isinstance(name_or_path, str | Path) or not str(name_or_path).strip():
+        raise ModelError(f"A model is named by a text or a path, got {name_or_path!r:.60}.")
     path, name = Path(name_or_path).expanduser(), str(name_or_path)
     if not path.exists():
         if not HUB_NAME.fullmatch(name):

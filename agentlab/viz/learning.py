@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from agentlab.viz.colors import BLUE, GREY, VERMILION
 
@@ -40,6 +41,7 @@ def curves(
     else:
         ax.set_title("No updates yet")
     ax.set(xlabel="update", ylabel="reward")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.ticker import MaxNLocator
 
 from agentlab.tracing import Account, Stage
 from agentlab.tracing.table import SpanTable
@@ -87,6 +88,7 @@ class CurvePicture:
         axes = self._axes = self._canvas.figure.add_axes((0.17, 0.18, 0.80, 0.71))
         axes.set_title("reward", loc="left", fontsize=_FONT + 1, color=INK)
         axes.set_xlabel("update", fontsize=_FONT, color=INK)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.grid(axis="y", color=FAINT)
         _plain(axes)
         axes.spines["bottom"].set_visible(True)
