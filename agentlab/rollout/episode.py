@@ -271,9 +271,10 @@ class Episode:
             raise self._failed(stage, as_error(error)) from error
 
     def _failed(self, stage: EpisodeStage, error: BaseException) -> EpisodeFailed:
-        typed: EpisodeStage = next((s for kind, s in _STAGES.items() if isinstance(error, kind)), stage)
+        for kind, named in _STAGES.items():
+            stage = named if isinstance(error, kind) else stage
         text = "".join(traceback.format_exception(error))
-        return EpisodeFailed(Failure(typed, text.splitlines()[-1], text, len(self._turns)))
+        return EpisodeFailed(Failure(stage, text.splitlines()[-1], text, len(self._turns)))
 
     def _record(self, start_ns: int) -> Trajectory:
         lost = self._failure is not None and self._failure.stage != "close"
