@@ -1,13 +1,21 @@
 """The front doors: a model, an agent, an environment and an algorithm become a run."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from agentlab.errors import ConfigError, RunError
 from agentlab.inference import JaxEngine
 from agentlab.inference.base import Engine
 from agentlab.models import Model
-from agentlab.rollout import Evaluation, RolloutConfig, RolloutOrchestrator, evaluate, run_episode
+from agentlab.rollout import (
+    Evaluation,
+    RolloutConfig,
+    RolloutOrchestrator,
+    evaluate,
+    evaluate_async,
+    run_episode,
+)
 from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
 from agentlab.run import Parts, Run, current_run
 from agentlab.training import Algorithm, TrainConfig, Trainer, algorithms, check_trainable
@@ -87,7 +95,16 @@ class AgenticRLLearner:
         self._trainer_is_out = False
         check_roles(**self._roles)
 
-    def train(self, tasks: Tasks, *, steps: int, name: str = "run") -> Run:
+    def train(
+        self,
+        tasks: Tasks,
+        *,
+        steps: int,
+        name: str = "run",
+        eval_tasks: Tasks | None = None,
+        eval_every: int = 10,
+        eval_k: int = 1,
+    ) -> Run:
         """Start training in the background and return at once.
 
         Args:
@@ -95,6 +112,10 @@ class AgenticRLLearner:
                 they end, what is left of the last batch is trained on and the run ends.
             steps: Updates to do.
             name: Shown wherever the run is.
+            eval_tasks: Held-out tasks, finite and iterable again, played before the first update, every
+                `eval_every` updates, and after the last; see `Run.evaluations`.
+            eval_every: Updates between two evaluations.
+            eval_k: Episodes per held-out task.
 
         Raises:
             ConfigError: steps is below 1, or there is no task.
@@ -104,12 +125,19 @@ class AgenticRLLearner:
         if checked_option("steps", steps, int) < 1:
             raise ConfigError(f"steps must be at least 1, got {steps}.")
         check_tasks(tasks)
+        if eval_tasks is not None:
+            check_tasks(eval_tasks)
+            if iter(eval_tasks) is eval_tasks:
+                raise ConfigError("eval_tasks must give the same tasks each time; make a list of this iterator.")
+            for option, value in (("eval_every", eval_every), ("eval_k", eval_k)):
+                if checked_option(option, value, int) < 1:
+                    raise ConfigError(f"{option} must be at least 1, got {value}.")
         if self._trainer_is_out and current_run() is None:
             raise RunError(
                 "The trainer must be free to start a run, but the last update of the run before is still being "
                 "computed, or failed. Try again in a moment; if it failed, make a new learner."
             )
-        return Run(name, lambda: self._parts(steps), tasks, steps)
+        return Run(name, lambda: self._parts(steps, eval_tasks, eval_every, eval_k), tasks, steps)
 
     def evaluate(self, tasks: Tasks, *, k: int = 1, **options: Any) -> Evaluation:
         """Play `tasks` `k` times each with the newest weights, and count; see `rollout.evaluate`."""
@@ -120,13 +148,17 @@ class AgenticRLLearner:
         """Play one task once with the newest weights and return its record."""
         return run_episode(self._engine(), task, config=self.config, **self._roles)
 
-    def _parts(self, steps: int) -> Parts:
+    def _parts(self, steps: int, eval_tasks: Tasks | None, eval_every: int, eval_k: int) -> Parts:
         if self._trainer is not None:
             self.policy = self._trainer.policy
         engine = self._engine()
         orchestrator = RolloutOrchestrator(engine, config=self.config, version=self.policy.version, **self._roles)
         orchestrator.gate.limit = steps * self.config.groups_per_step
-        return Parts(engine, orchestrator, LearnerThread(self._take_trainer, self._give_back), self._publish)
+        learner = LearnerThread(self._take_trainer, self._give_back)
+        play = None
+        if eval_tasks is not None:
+            play = partial(evaluate_async, engine, eval_tasks, k=eval_k, config=self.config, **self._roles)
+        return Parts(engine, orchestrator, learner, self._publish, play, eval_every)
 
     def _engine(self) -> Engine:
         engine = JaxEngine(

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from agentlab.concurrency import BEAT_S, LoopThread, first_error
 from agentlab.errors import RunActiveError, RunEnded, RunError
 from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
+from agentlab.rollout.evaluation import Evaluation
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
 from agentlab.tracing import now_ns
 from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup, mean
@@ -37,6 +38,10 @@ class Parts:
     """Has `serve()` and `update(groups)`."""
     on_policy: Callable[[Policy], None]
     """Told of each new policy."""
+    evaluate: Callable[[], Awaitable[Evaluation]] | None = None
+    """Plays the held-out tasks with the weights the engine holds; None for no evaluation."""
+    eval_every: int = 0
+    """Updates between two evaluations; there is one before the first update and one after the last."""
 
 
 class Session:
@@ -47,6 +52,7 @@ class Session:
         self.status: RunStatus = "starting"
         self.start_ns = now_ns()
         self.metrics: list[Mapping[str, float]] = []
+        self.evaluations: list[Mapping[str, float]] = []
         self._warnings: collections.deque[str] = collections.deque(maxlen=5)
         self.listeners: list[Callable[[RunSnapshot], None]] = []
         self._resumed = anyio.Event()
@@ -74,28 +80,43 @@ class Session:
             self.parts.orchestrator.finish()
 
     async def _train(self) -> None:
+        await self._evaluate(last=False)
+        while len(self.metrics) < self.steps and await self._update():
+            await self._evaluate(last=len(self.metrics) == self.steps)
+
+    async def _evaluate(self, *, last: bool) -> None:
+        """Evaluate if it is time. No update is begun meanwhile, so that the weights stay the same."""
+        every = self.parts.eval_every
+        if self.parts.evaluate is None or not (last or len(self.metrics) % every == 0):
+            return
+        found = await self.parts.evaluate()
+        row = {"step": len(self.metrics), "success": found.success, "low": found.low, "high": found.high}
+        self.evaluations.append(row | {"count": found.count, "mean_reward": found.mean_reward})
+
+    async def _update(self) -> bool:
+        """One update from the next batch; False when the tasks have ended."""
         orchestrator = self.parts.orchestrator
-        while len(self.metrics) < self.steps:
-            await self._resumed.wait()
-            began_ns = now_ns()
-            batch = await orchestrator.next_batch(orchestrator.config.groups_per_step)
-            await self._resumed.wait()
-            if not batch:
-                if orchestrator.gate.counts.failed:
-                    why = f"and {len(self.metrics)} of {self.steps} updates were done when the tasks ended."
-                    raise RunError(orchestrator.failure_report(why))
-                return
-            got_ns = now_ns()
-            staleness = [orchestrator.staleness(group) for group in batch]
-            result = await self.parts.learner.update(batch)
-            orchestrator.trained(batch)
-            self.parts.on_policy(result.policy)
-            self.parts.engine.update_policy(result.policy)
-            orchestrator.advance(result.policy.version)
-            self._warnings += (*result.notes, *_warnings_of(batch, len(self.metrics) + 1))
-            row = self._row(batch, staleness, began_ns, got_ns) | dict(result.metrics)
-            self.metrics.append(row)
-            tracing.counter("reward", row["reward_mean"])
+        await self._resumed.wait()
+        began_ns = now_ns()
+        batch = await orchestrator.next_batch(orchestrator.config.groups_per_step)
+        await self._resumed.wait()
+        if not batch:
+            if orchestrator.gate.counts.failed and not self.metrics:
+                why = f"and the tasks ended before the first of {self.steps} updates."
+                raise RunError(orchestrator.failure_report(why))
+            return False
+        got_ns = now_ns()
+        staleness = [orchestrator.staleness(group) for group in batch]
+        result = await self.parts.learner.update(batch)
+        orchestrator.trained(batch)
+        self.parts.on_policy(result.policy)
+        self.parts.engine.update_policy(result.policy)
+        orchestrator.advance(result.policy.version)
+        self._warnings += (*result.notes, *_warnings_of(batch, len(self.metrics) + 1))
+        row = self._row(batch, staleness, began_ns, got_ns) | dict(result.metrics)
+        self.metrics.append(row)
+        tracing.counter("reward", row["reward_mean"])
+        return True
 
     def _row(
         self, batch: Sequence[TrajectoryGroup], staleness: Sequence[int], began_ns: int, got_ns: int
@@ -146,6 +167,7 @@ class Session:
             start_ns=self.start_ns,
             now_ns=now_ns(),
             metrics=tuple(self.metrics),
+            evaluations=tuple(self.evaluations),
             trajectories=orchestrator.recent,
             counts=orchestrator.gate.counts,
             engine=self.parts.engine.stats(),
@@ -275,6 +297,11 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """One row per update."""
         return [dict(row) for row in self.snapshot().metrics]
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """One row per evaluation inside the run: step, success with its 95 % interval, count, mean_reward."""
+        return [dict(row) for row in self.snapshot().evaluations]
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:

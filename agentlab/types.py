@@ -21,6 +21,10 @@ FinishReason = Literal["stop", "length", "context", "abort"]
 Truncation = Literal["max_tokens", "context", "timeout", "max_turns"]
 """Why an episode ended before its environment said so."""
 
+TruncationRule = Literal["train", "no_reward", "leave_out"]
+"""What becomes of a truncated trajectory: trained with the reward it has; trained with reward 0; left
+out of the loss and of its group's statistics."""
+
 EpisodeStage = Literal["reset", "model", "agent", "step", "tool", "reward", "close", "episode"]
 Outcome = Literal["trained", "stale", "filtered", "failed", "cancelled"]
 
@@ -61,6 +65,8 @@ def checked_option(name: str, value: Any, hint: Any) -> Any:
     for kind in kinds:
         if (found := _as_kind(value, kind)) is not _NOT_OF_KIND:
             return found
+    if get_origin(hint) is Literal:
+        raise ConfigError(f"{name} has no value {value!r:.80}.{nearest(str(value), get_args(hint))}")
     wanted = " or ".join(_SPOKEN.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
     raise ConfigError(f"{name} must be {wanted}, got {type(value).__name__}: {value!r:.80}.")
 
@@ -69,6 +75,8 @@ def _as_kind(value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         items = [_as_kind(item, get_args(kind)[0]) for item in value] if isinstance(value, list | tuple) else [""]
         return _NOT_OF_KIND if any(item is _NOT_OF_KIND or item == "" for item in items) else tuple(items)
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else _NOT_OF_KIND
     if isinstance(value, bool):
         return value if kind is bool else _NOT_OF_KIND
     if kind is int:

@@ -6,8 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import anyio
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlab.agents import ModelAgent
@@ -99,6 +98,12 @@ class Watched(SimulatedLearner):
         return await super().update(groups)
 
 
+async def endless():
+    """Tasks, given on the loop: a synchronous stream would be read on a thread."""
+    for number in itertools.count():
+        yield {"id": str(number), "prompt": f"task {number}"}
+
+
 def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_after_s, speed):
     """Run it, and give the last counts with the status."""
 
@@ -124,8 +129,7 @@ def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_a
         )
         orchestrator.gate.limit = steps * groups_per_step
         learner = Watched(1.0, orchestrator, lead)
-        tasks = ({"id": str(i), "prompt": f"task {i}"} for i in itertools.count())
-        session = Session("chaos", Parts(engine, orchestrator, learner, lambda policy: None), tasks, steps)
+        session = Session("chaos", Parts(engine, orchestrator, learner, lambda policy: None), endless(), steps)
 
         async def watch():
             while True:
@@ -150,18 +154,7 @@ def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_a
     return run_virtual(main)
 
 
-@pytest.fixture(autouse=True)
-def no_worker_threads(monkeypatch):
-    """Synchronous calls run inline: a virtual clock must not race with threads."""
-
-    async def inline(self, on_start=lambda: None):
-        on_start()
-        return self._fn(*self._args)
-
-    monkeypatch.setattr("agentlab.concurrency.WorkerCall.wait", inline)
-
-
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=200)
 @given(
     seed=st.integers(0, 10**9),
     share=st.sampled_from([0.0, 0.05, 0.2, 0.5]),

@@ -1,7 +1,7 @@
 """How episodes are run, and how far they may run ahead of the learner."""
 
 from agentlab.errors import ConfigError
-from agentlab.types import config
+from agentlab.types import TruncationRule, config
 
 
 @config
@@ -33,22 +33,45 @@ class RolloutConfig:
     step_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
     episode_timeout_s: float = 1200.0
-    """Seconds after which the whole episode is cut; it then has no reward and is left out."""
+    """Seconds after which the whole episode is cut."""
+    on_max_tokens: TruncationRule = "train"
+    """What becomes of an episode whose last model call was cut by `max_tokens`: "train" it with the
+    reward it has, train it with "no_reward" (0), or "leave_out" of loss and group statistics."""
+    on_context: TruncationRule = "train"
+    """Likewise, when prompt and answers filled the context."""
+    on_max_turns: TruncationRule = "train"
+    """Likewise, when the turns were used up."""
+    on_timeout: TruncationRule = "leave_out"
+    """Likewise, when the whole episode's time was up: how long a tool took is not the policy's doing."""
+    max_retries: int = 0
+    """Times that a failed episode is played again, each in a fresh environment."""
     max_workers: int = 128
     """Threads for synchronous environments, tools and rewards."""
-    max_failed_groups: int = 16
-    """Groups that may fail before the run ends with a report."""
+    max_failed_groups: int | float = 16
+    """Groups that may fail before the run ends with a report; below 1 a share of those finished, from
+    the 20th on."""
+    filter_equal_rewards: bool = False
+    """Drop groups whose rewards are all equal, and start others in their place (dynamic sampling; Yu
+    et al. 2025, arXiv:2503.14476, section 3.2)."""
+    max_filtered_in_a_row: int = 64
+    """Groups filtered one after the other before the run ends with an error: nothing is left to learn."""
+    extra_groups: int = 0
+    """Groups started beyond what pacing asks for; those not needed are kept for the next update."""
     stall_after_s: float = 120.0
     """Seconds without a finished model call or step after which the snapshot says who waits for whom."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("group_size", "groups_per_step", "max_concurrency", "max_turns", "max_tokens", "max_workers")
-        for name in at_least_one:
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
-                raise ConfigError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
-        for name in ("max_off_policy_steps", "max_failed_groups", "top_k"):
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 0):
-                raise ConfigError(f"{name} must be a whole number of at least 0, got {getattr(self, name)!r}.")
+        sizes = ("group_size", "groups_per_step", "max_concurrency", "max_turns", "max_tokens", "max_workers")
+        for name in (*sizes, "max_filtered_in_a_row"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        if self.filter_equal_rewards and self.group_size == 1:
+            raise ConfigError(
+                "filter_equal_rewards needs group_size of at least 2: the rewards of one are always equal."
+            )
+        for name in ("max_off_policy_steps", "max_failed_groups", "top_k", "max_retries", "extra_groups"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)!r}.")
         for name in (n for n in self.__dataclass_fields__ if n.endswith(("timeout_s", "after_s"))):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, got {getattr(self, name)!r}.")

@@ -15,7 +15,7 @@ import anyio
 
 from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import WorkerCall, WorkerPool, as_error
+from agentlab.concurrency import VirtualClockLoop, WorkerCall, WorkerPool, as_error
 from agentlab.errors import AgentError, EngineError, EnvironmentError_, RewardError, ToolError, nearest
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
@@ -32,6 +32,7 @@ from agentlab.types import (
     Task,
     Trajectory,
     Truncation,
+    TruncationRule,
     Turn,
 )
 
@@ -64,7 +65,8 @@ class OpenEnvironment:
     """One environment: one call at a time, closed exactly once; owned by the loop.
 
     A synchronous call runs on a worker. If its deadline passes, nobody else touches the
-    environment: the worker closes it when the call comes back.
+    environment: the worker closes it when the call comes back. On a virtual clock, which is only
+    for code without threads, it runs on the loop and takes no time.
     """
 
     def __init__(self, make: Callable[[], Any], pool: WorkerPool):
@@ -90,11 +92,12 @@ class OpenEnvironment:
         await self._invoke(begin, self._environment.close, at_once=True)
 
     async def _invoke(self, begin: Begin, fn: Callable[..., Any], *args: Any, at_once: bool = False) -> Any:
-        if inspect.iscoroutinefunction(fn):
+        if inspect.iscoroutinefunction(fn) or isinstance(asyncio.get_running_loop(), VirtualClockLoop):
             begin()
-            return await fn(*args)
-        self._call = self._pool.prepare(fn, *args, on_late=self._close_late, at_once=at_once)
-        result = await self._call.wait(begin)
+            result = fn(*args)
+        else:
+            self._call = self._pool.prepare(fn, *args, on_late=self._close_late, at_once=at_once)
+            result = await self._call.wait(begin)
         return await result if inspect.isawaitable(result) else result
 
     def _build(self) -> None:
@@ -276,8 +279,15 @@ class Episode:
         text = "".join(traceback.format_exception(error))
         return EpisodeFailed(Failure(stage, text.splitlines()[-1], text, len(self._turns)))
 
+    def _reward(self) -> float:
+        """The reward that counts, by the rule for how the episode was cut."""
+        rule = _rule(self._world.config, self._truncation)
+        if rule == "leave_out":
+            return math.nan
+        return 0.0 if rule == "no_reward" else math.fsum(turn.reward for turn in self._turns)
+
     def _record(self, start_ns: int) -> Trajectory:
-        lost = self._failure is not None and self._failure.stage != "close"
+        failed = self._failure is not None and self._failure.stage not in ("close", "episode")
         parts: dict[str, float] = {}
         for turn in self._turns:
             for name, value in turn.info.get("reward_parts", {}).items():
@@ -289,13 +299,23 @@ class Episode:
             rows=self._transcript.rows(),
             turns=tuple(self._turns),
             messages=tuple(dict(m) for m in self._agent.messages if isinstance(m, dict)) if self._agent else (),
-            reward=math.nan if lost else math.fsum(turn.reward for turn in self._turns),
+            reward=math.nan if failed else self._reward(),
             reward_parts=parts,
             truncation=self._truncation,
             failure=self._failure,
             start_ns=start_ns,
             end_ns=now_ns(),
         )
+
+
+def _rule(config: RolloutConfig, truncation: Truncation | None) -> TruncationRule:
+    rules: dict[Truncation, TruncationRule] = {
+        "max_tokens": config.on_max_tokens,
+        "context": config.on_context,
+        "timeout": config.on_timeout,
+        "max_turns": config.on_max_turns,
+    }
+    return "train" if truncation is None else rules[truncation]
 
 
 _SPANS: dict[EpisodeStage, Any] = {

@@ -87,7 +87,14 @@ async def evaluate_async(
         raise ConfigError(f"k must be at least 1, got {k}.")
     check_tasks(tasks)
     config = RolloutConfig() if config is None else config
-    whole = dataclasses.replace(config, group_size=k, groups_per_step=config.max_concurrency, max_off_policy_steps=0)
+    whole = dataclasses.replace(
+        config,
+        group_size=k,
+        groups_per_step=config.max_concurrency,
+        max_off_policy_steps=0,
+        extra_groups=0,
+        filter_equal_rewards=False,
+    )
     orchestrator = RolloutOrchestrator(
         engine,
         agent_class=agent_class,

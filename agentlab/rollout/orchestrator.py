@@ -2,14 +2,16 @@
 
 import asyncio
 import collections
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+import queue
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import anyio
 
 from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import WorkerPool, first_error
+from agentlab.concurrency import BEAT_S, LoopThread, WorkerPool, first_error
 from agentlab.errors import ConfigError, RunError
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
@@ -71,7 +73,7 @@ class RolloutOrchestrator:
         self._ready: collections.deque[tuple[TrajectoryGroup, int]] = collections.deque()
         self._changed = anyio.Event()
         self._ended = self._producing = False
-        self._taken = 0
+        self._taken = self._filtered_in_a_row = 0
         self._episodes: dict[int, Episode] = {}
         self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
         self._failures: collections.Counter[str] = collections.Counter()
@@ -80,7 +82,9 @@ class RolloutOrchestrator:
         self._pool: WorkerPool | None = None
         self._version = self._first_version = version
         self.gate = Gate(
-            groups_per_step=self.config.groups_per_step, max_off_policy_steps=self.config.max_off_policy_steps
+            groups_per_step=self.config.groups_per_step,
+            max_off_policy_steps=self.config.max_off_policy_steps,
+            extra_groups=self.config.extra_groups,
         )
 
     async def stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryGroup]:
@@ -107,8 +111,38 @@ class RolloutOrchestrator:
             await producer
         finally:
             producer.cancel()
-            await asyncio.wait([producer])
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([producer])
             self.finish()
+
+    def iterate(self, tasks: Tasks) -> Iterator[TrajectoryGroup]:
+        """`stream` for code that is not async: serves the engine on a loop thread and yields groups.
+
+        Leaving the loop early ends the episodes in flight.
+
+        Raises:
+            RunError: as `stream`.
+        """
+        groups: queue.SimpleQueue[TrajectoryGroup | None] = queue.SimpleQueue()
+
+        async def main() -> None:
+            try:
+                async with anyio.create_task_group() as serving:
+                    serving.start_soon(self._engine.serve)
+                    async for group in self.stream(tasks):
+                        groups.put(group)
+                    serving.cancel_scope.cancel()
+            finally:
+                groups.put(None)
+
+        thread = LoopThread(lambda: first_error(main))
+        try:
+            while (group := _next_in_beats(groups)) is not None:
+                yield group
+            thread.result()
+        finally:
+            thread.cancel()
+            thread.join()
 
     async def produce(self, tasks: Tasks) -> None:
         """Run the episodes of `tasks` until they end or the gate's limit is reached.
@@ -238,39 +272,68 @@ class RolloutOrchestrator:
         for episode in range(self.config.group_size):
             await places.acquire()
             seed = stable_seed(self.config.seed, group_id, episode)
-            run = Episode(world, task, group_id=group_id, index=episode, seed=seed)
-            tasks.start_soon(self._play, run, finished, places)
+            make = partial(Episode, world, task, group_id=group_id, index=episode, seed=seed)
+            tasks.start_soon(self._play, make, finished, places)
 
-    async def _play(self, episode: Episode, finished: list[Trajectory], places: anyio.Semaphore) -> None:
+    async def _play(
+        self, make_episode: Callable[[], Episode], finished: list[Trajectory], places: anyio.Semaphore
+    ) -> None:
+        try:
+            for _ in range(1 + self.config.max_retries):
+                trajectory = await self._play_once(make_episode())
+                if trajectory.failure is None or trajectory.scored:
+                    break
+        finally:
+            places.release()
+        finished.append(trajectory)
+        if len(finished) == self.config.group_size:
+            self._finish_group(tuple(sorted(finished, key=lambda t: t.episode)))
+
+    async def _play_once(self, episode: Episode) -> Trajectory:
         self._episodes[id(episode)] = episode
         counter("episodes_in_flight", len(self._episodes))
         try:
             trajectory = await episode.run()
         finally:
             del self._episodes[id(episode)]
-            places.release()
         self._last_progress_ns = now_ns()
         self._recent.append(trajectory)
         if trajectory.failure is not None:
             self._failures[trajectory.failure.stage] += 1
             if len(self._first_failures) < 5:
                 self._first_failures.append((trajectory.task, trajectory.failure))
-        finished.append(trajectory)
-        if len(finished) == self.config.group_size:
-            self._finish_group(finished)
+        return trajectory
 
-    def _finish_group(self, finished: list[Trajectory]) -> None:
-        members = tuple(sorted(finished, key=lambda t: t.episode))
-        if sum(t.scored for t in members) >= self._min_scored:
+    def _finish_group(self, members: tuple[Trajectory, ...]) -> None:
+        rewards = {t.reward for t in members if t.scored}
+        if sum(t.scored for t in members) < self._min_scored:
+            self._settle_failed()
+        elif self.config.filter_equal_rewards and len(rewards) == 1:
+            self._settle_filtered()
+        else:
+            self._filtered_in_a_row = 0
             self._ready.append((TrajectoryGroup(members[0].group_id, members[0].task, members), now_ns()))
             counter("queue_depth", len(self._ready))
             self._notify()
-            return
+
+    def _settle_failed(self) -> None:
         self.gate.settle("failed")
-        if self.gate.counts.failed > self.config.max_failed_groups:
-            limit = self.config.max_failed_groups
+        counts, limit = self.gate.counts, self.config.max_failed_groups
+        finished = counts.admitted - counts.in_flight + len(self._ready)
+        too_many = counts.failed > (limit if limit >= 1 or limit == 0 else limit * max(finished, 20))
+        if too_many:
             why = f"more than max_failed_groups={limit}. Mend what raised, or raise max_failed_groups."
             raise RunError(self.failure_report(why))
+
+    def _settle_filtered(self) -> None:
+        self.gate.settle("filtered")
+        self._filtered_in_a_row += 1
+        if self._filtered_in_a_row > self.config.max_filtered_in_a_row:
+            raise RunError(
+                f"{self._filtered_in_a_row} groups in a row had equal rewards and were filtered, more than "
+                f"max_filtered_in_a_row={self.config.max_filtered_in_a_row}: the tasks are all too hard or all too "
+                "easy for the policy. Choose other tasks, a larger group_size, or filter_equal_rewards=False."
+            )
 
     def failure_report(self, why: str) -> str:
         """The first failed episodes, under a sentence that says why they are told."""
@@ -307,6 +370,14 @@ def check_roles(
     agent = agent_class(**agent_kwargs)
     if not isinstance(agent, ConversationAgentBase):
         raise ConfigError(f"agent_class must make a ConversationAgentBase, got {type(agent).__name__}. Derive from it.")
+
+
+def _next_in_beats(groups: "queue.SimpleQueue[TrajectoryGroup | None]") -> TrajectoryGroup | None:
+    while True:
+        try:
+            return groups.get(timeout=BEAT_S)
+        except queue.Empty:
+            continue
 
 
 def check_tasks(tasks: Any) -> None:

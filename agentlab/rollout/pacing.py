@@ -9,12 +9,15 @@ class Gate:
     """Admits groups so that what is produced is still fresh when it is consumed; owned by the loop.
 
     At version v at most `(v + 1 + max_off_policy_steps) * groups_per_step` groups may have been
-    admitted and not given back, and never more than `limit` in all: a mean-age bound. The age of
-    each group is checked again when it is consumed.
+    admitted and not given back, and never more than `limit` in all, each plus `extra_groups`: a
+    mean-age bound. The age of each group is checked again when it is consumed.
     """
 
-    def __init__(self, *, groups_per_step: int, max_off_policy_steps: int, limit: int | None = None):
-        self.groups_per_step, self.max_off_policy_steps, self.limit = groups_per_step, max_off_policy_steps, limit
+    def __init__(
+        self, *, groups_per_step: int, max_off_policy_steps: int, extra_groups: int = 0, limit: int | None = None
+    ):
+        self.groups_per_step, self.max_off_policy_steps = groups_per_step, max_off_policy_steps
+        self.extra_groups, self.limit = extra_groups, limit
         self.version = 0
         self.paused = False
         self._outcomes: dict[Outcome, int] = dict.fromkeys(("trained", "stale", "filtered", "failed", "cancelled"), 0)
@@ -58,4 +61,5 @@ class Gate:
     @property
     def _open(self) -> bool:
         ahead = (self.version + 1 + self.max_off_policy_steps) * self.groups_per_step
-        return not self.paused and self._holding < (ahead if self.limit is None else min(ahead, self.limit))
+        allowed = (ahead if self.limit is None else min(ahead, self.limit)) + self.extra_groups
+        return not self.paused and self._holding < allowed
