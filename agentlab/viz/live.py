@@ -7,6 +7,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,20 +99,15 @@ class Dashboard:
         self._html["foot"] = facts.foot_html(snapshot, found, verdict, self._trouble)
         self._text = facts.as_text(snapshot, pace, verdict, self._trouble)
         if self._face is not None:
-            (self._context or contextvars.copy_context()).copy().run(self._face.assign, self._html, self._pngs)
+            self._in_newest_cell(partial(self._face.assign, self._html, self._pngs))
 
     def freeze(self) -> None:
         """Replace the widgets, wherever they are shown, by a picture and text that need no kernel."""
         if self.frozen:
             return
         self.frozen = True
-        if self._context is None:
-            return
-        try:
-            # As output of the newest cell: a runner without a browser hears of no other.
-            contextvars.Context().run(self._replace)
-        except LookupError:  # ipykernel 7.0 publishes in the context of a cell only
-            self._context.copy().run(self._replace)
+        if self._context is not None:
+            self._in_newest_cell(self._replace)
 
     # -- what the main thread calls ----------------------------------------------------------------
 
@@ -125,7 +121,7 @@ class Dashboard:
         data = {_WIDGET: view, "text/plain": self._text}
         publish_display_data(data, transient={"display_id": self._display_id})
         if self.frozen:  # the run ended meanwhile
-            self._context.copy().run(self._replace)
+            self._in_newest_cell(self._replace)
 
     def bundle(self) -> dict[str, Any]:
         """The static form: text, HTML with the pictures inside, and one PNG of both pictures."""
@@ -156,6 +152,13 @@ class Dashboard:
         return self._text
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _in_newest_cell(self, publish: Callable[[], None]) -> None:
+        """Publish as output of the newest cell: a runner without a browser hears of no other."""
+        try:
+            contextvars.Context().run(publish)
+        except LookupError:  # ipykernel 7.0 publishes in the context of a cell only
+            (self._context or contextvars.copy_context()).copy().run(publish)
 
     def _collect(self, snapshot: RunSnapshot) -> None:
         new = self._new_spans()
