@@ -7,8 +7,7 @@ Load, on the real clock. 20,000 episodes of 4 turns, groups of 8, 1,024 in fligh
 stretches of 4,000 episodes, of which the median counts: the 99th percentile of what a timer of 5 ms is
 late by, and the processor time of the whole process per turn, simulators included. The slope of the
 resident memory is a least-squares line after the first stretch. The trace keeps a bounded number of
-records; they are filled beforehand, so that this is not taken for a leak. Noise: 1 MB per 1,000
-episodes, where keeping the records of 1,000 episodes would take more than 10 MB.
+records, which are filled beforehand. Noise: 1 MB per 1,000 episodes.
 
 Makespan, on the virtual clock once and on the real clock 5 times. 192 episodes of 4 turns, 0.1 s of model
 and 0.1 s of tool, groups of 8, 32 in flight; the consumer takes the groups one by one, 0.2 s each. The
@@ -133,10 +132,9 @@ class Load:
     episodes: int = 20_000
     in_flight: int = 1_024
     model_tokens: tuple[int, int] = (15, 45)
-    """Fewest and most tokens of a turn, at `TOKENS_PER_S`."""
+    """Fewest and most of a turn, at `TOKENS_PER_S`."""
     tool_s: float = 0.6
     trace_records: int = MAX_RECORDS
-    """Records of the trace that are filled beforehand."""
 
     def __post_init__(self) -> None:
         if self.episodes < 2 * STRETCHES * GROUP_SIZE:
@@ -145,15 +143,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Stretch:
-    """What was seen while a part of the episodes finished."""
+    """What was seen while a part of the episodes finished; memory after each group, in flight at the end."""
 
     episodes: int
     cpu_s: float
     lags_s: Sequence[float]
     memory_mb: Sequence[float]
-    """Resident after each group."""
     in_flight: int
-    """Episodes, at its end."""
 
     @property
     def lag_ms(self) -> float:
@@ -356,12 +352,12 @@ def gain_rows(training: Training, sync_s: float, gain: float) -> list[Row]:
 
 
 def simulated(training: Training) -> Trained:
-    """One run, from its first task to its last update."""
+    """One run on the virtual clock."""
     return run_virtual(lambda: train(training))
 
 
 async def train(training: Training) -> Trained:
-    """See `simulated`; runs on the loop it is awaited on."""
+    """One run, from its first task to its last update."""
     device = SimulatedDevice()
     engine = SimulatedEngine(
         lambda request: training.tokens, token_rate=TOKENS_PER_S, saturation=training.saturation, device=device
