@@ -22,7 +22,8 @@ end included, with a lead of 4 updates; with a lead of 1, the default, it is onl
 share of the time in which the device neither decodes nor trains, with a lead of 8, which allows 576
 episodes, until the last planned group begins: after that nothing is left to start. Of the whole run, what
 a device that is always full would not have needed is reported as unused capacity. The n-th episode has
-the same tool times in every run.
+the same tool times in every run. The gain depends on the load: with half the saturation and updates of
+4 s, where computing outweighs waiting, it is 1.7 and 2.9 on two devices, 1.2 and 2.3 on one.
 """
 
 import argparse
@@ -78,7 +79,6 @@ class ToolEnvironment:
     """Every step waits for a tool; the episode ends after a number of turns. Owned by the loop.
 
     Args:
-        task: Its prompt is the first observation.
         numbers: Gives each environment of a run its number, which seeds its tool times.
         tool_s: Draws the seconds of one step.
     """
@@ -222,9 +222,7 @@ def fill_trace(records: int) -> None:
 
 def resident_mb() -> float:
     """Megabytes of this process in memory; NaN where the system does not tell by /proc."""
-    if not STATM.exists():
-        return math.nan
-    return int(STATM.read_text().split()[1]) * 4096 / 1e6
+    return int(STATM.read_text().split()[1]) * 4096 / 1e6 if STATM.exists() else math.nan
 
 
 @dataclass(frozen=True)
