@@ -1,6 +1,6 @@
 """The front doors: a model, an agent, an environment and an algorithm become a run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -127,7 +127,7 @@ class AgenticRLLearner:
         check_tasks(tasks)
         if eval_tasks is not None:
             check_tasks(eval_tasks)
-            if iter(eval_tasks) is eval_tasks:
+            if isinstance(eval_tasks, Iterator | AsyncIterator):
                 raise ConfigError("eval_tasks must give the same tasks each time; make a list of this iterator.")
             for option, value in (("eval_every", eval_every), ("eval_k", eval_k)):
                 if checked_option(option, value, int) < 1:

@@ -1,5 +1,6 @@
 """In a real kernel: a run leaves the notebook free, survives interrupts, and re-run cells leave no second run."""
 
+import queue
 import re
 import time
 from pathlib import Path
@@ -45,10 +46,10 @@ class Notebook:
             if interrupt_at is not None and time.monotonic() >= interrupt_at:
                 interrupt_at, self.interrupted_at = None, time.monotonic()
                 self.manager.interrupt_kernel()
-            if not self.client.iopub_channel.msg_ready():
-                time.sleep(0.005)
+            try:
+                message = self.client.get_iopub_msg(timeout=0.02)
+            except queue.Empty:
                 continue
-            message = self.client.get_iopub_msg(timeout=1)
             if message["parent_header"].get("msg_id") != request:
                 continue
             content, kind = message["content"], message["msg_type"]

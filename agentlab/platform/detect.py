@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,16 +68,16 @@ def detect(*, devices: Callable[[], tuple[Device, ...]] | None = None) -> Platfo
     )
 
 
-def platform_kind(environ: Mapping[str, str]) -> PlatformKind:
+def platform_kind(environ: Mapping[str, str], modules: Container[str] = sys.modules) -> PlatformKind:
     """The kind of machine, by the environment that it sets for kernels and for their subprocesses.
 
     Kaggle is asked for first, because its images are built from Colab's.
     """
     if "KAGGLE_KERNEL_RUN_TYPE" in environ or "KAGGLE_DATA_PROXY_TOKEN" in environ:
         return "kaggle"
-    if "COLAB_RELEASE_TAG" in environ or "google.colab" in sys.modules:
+    if "COLAB_RELEASE_TAG" in environ or "google.colab" in modules:
         return "colab"
-    if "JPY_PARENT_PID" in environ or "JPY_SESSION_NAME" in environ or "ipykernel" in sys.modules:
+    if "JPY_PARENT_PID" in environ or "JPY_SESSION_NAME" in environ or "ipykernel" in modules:
         return "jupyter"
     return "terminal"
 
