@@ -38,7 +38,7 @@ class Notebook:
 
     def run(self, code: str, *, interrupt_after_s: float | None = None, timeout_s: float = 60.0) -> str:
         outputs: list[str] = []
-        request = self.client.execute(code)
+        request = self.client.execute(code, stop_on_error=False)
         interrupt_at = None if interrupt_after_s is None else time.monotonic() + interrupt_after_s
         self.interrupted_at = 0.0
         end = time.monotonic() + timeout_s
