@@ -4,17 +4,16 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
-
-from agentlab.concurrency import LoopThread, first_error
 from agentlab.errors import ConfigError
 from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks, check_tasks
+from agentlab.rollout.serving import run_served
 from agentlab.tracing import span
 from agentlab.types import Trajectory, TrajectoryGroup, checked_option, interval, mean
 
@@ -140,15 +139,4 @@ def evaluate(engine: Engine, tasks: Tasks, **options: Any) -> Evaluation:
     An interrupt acts within a second and ends the evaluation.
     """
 
-    async def main() -> Evaluation:
-        async with anyio.create_task_group() as group:
-            group.start_soon(engine.serve)
-            result = await evaluate_async(engine, tasks, **options)
-            group.cancel_scope.cancel()
-        return result
-
-    thread = LoopThread(lambda: first_error(main))
-    try:
-        return thread.result()
-    finally:
-        thread.cancel()
+    return run_served(engine, partial(evaluate_async, engine, tasks, **options))

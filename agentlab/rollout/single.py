@@ -1,14 +1,13 @@
 """One episode by itself, for looking at."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import anyio
-
-from agentlab.concurrency import LoopThread, first_error
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.orchestrator import RolloutOrchestrator
+from agentlab.rollout.serving import run_served
 from agentlab.types import Trajectory
 
 
@@ -39,15 +38,4 @@ def run_episode(
         config=config,
     )
 
-    async def main() -> Trajectory:
-        async with anyio.create_task_group() as group:
-            group.start_soon(engine.serve)
-            trajectory = await orchestrator.run_one(task)
-            group.cancel_scope.cancel()
-        return trajectory
-
-    thread = LoopThread(lambda: first_error(main))
-    try:
-        return thread.result()
-    finally:
-        thread.cancel()
+    return run_served(engine, partial(orchestrator.run_one, task))
