@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import agentlab as al
-from agentlab.errors import ConfigError
+from agentlab.errors import ConfigError, RunError
 
 CALCULATOR = {"calculator": al.tools.Calculator}
 SMALL = {"group_size": 4, "groups_per_step": 2, "max_concurrency": 8, "max_tokens": 6, "tokens_per_slot": 512}
@@ -135,3 +135,22 @@ def test_a_wrong_model_agent_or_number_of_steps_is_refused_at_once(model):
             tool_learner(model).train(tasks, steps=1)
     with pytest.raises(ConfigError, match="agent_class must make a ConversationAgentBase, got dict"):
         al.GRPOLearner(model=model, agent_class=dict, env_class=al.FrozenLake)
+
+
+def test_after_a_stop_in_the_middle_of_an_update_the_next_run_goes_on_from_the_last_weights(model):
+    learner = tool_learner(model)
+    run = learner.train(al.tasks.arithmetic(seed=0), steps=1000)
+    while run.snapshot().step < 2:
+        threading.Event().wait(0.01)
+    run.stop()
+    at_stop = learner.policy.version
+    for _ in range(600):
+        try:
+            following = learner.train(al.tasks.arithmetic(seed=1), steps=2)
+            break
+        except RunError:  # the update that was under way
+            threading.Event().wait(0.05)
+    following.wait()
+    assert learner.policy.version - 2 in (at_stop, at_stop + 1), "the update under way at the stop counts, or had ended"
+    assert following.snapshot().counts.stale == 0
+    assert following.metrics[0]["logprob_gap_max"] < 1e-3
