@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from agentlab.bench import quickstart
-from agentlab.errors import ConfigError
+from agentlab.errors import ConfigError, RunError
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -55,6 +55,16 @@ def test_a_gain_is_paired_task_by_task():
     assert low == pytest.approx(25 - 1.96 * 95.743 / 2, abs=0.1) and high == pytest.approx(
         25 + 1.96 * 95.743 / 2, abs=0.1
     )
+
+
+def test_a_cell_that_fails_is_told_in_a_sentence_and_what_ran_is_kept(tmp_path):
+    cells = ["SEED = 0", "import agentlab as al", "al.load_model('no such model')", "1"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    nbformat.write(notebook, tmp_path / "broken.ipynb")
+    with pytest.raises(RunError, match=r"failed with ModelError: 'no such model' must be a folder"):
+        quickstart.execute(tmp_path / "out", notebook=tmp_path / "broken.ipynb")
+    kept = nbformat.read(tmp_path / "out/broken.ipynb", as_version=4)
+    assert kept.cells[2].outputs[0].ename == "ModelError"
 
 
 def test_a_notebook_that_is_not_there_is_named(tmp_path):

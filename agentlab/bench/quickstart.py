@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentlab.errors import ConfigError
+from agentlab.errors import ConfigError, RunError
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
 PROGRESS_S = 15.0
@@ -52,10 +52,11 @@ def execute(out: Path, *, seed: int = 0, notebook: Path = NOTEBOOK) -> Outcome:
 
     Raises:
         ConfigError: a package of the extra "notebook" is missing, or the notebook is not there.
-        nbclient.exceptions.CellExecutionError: a cell raised; what ran so far is saved.
+        RunError: a cell raised; what ran so far is saved.
     """
     try:
         import nbformat
+        from nbclient.exceptions import CellExecutionError
         from nbconvert import HTMLExporter
     except ImportError as error:
         raise ConfigError(
@@ -70,6 +71,10 @@ def execute(out: Path, *, seed: int = 0, notebook: Path = NOTEBOOK) -> Outcome:
     began_s = time.monotonic()
     try:
         _client(document, out).execute()
+    except CellExecutionError as error:
+        raise RunError(
+            f"A cell of the notebook failed with {error.ename}: {error.evalue}\nWhat ran so far is in {executed}."
+        ) from error
     finally:
         nbformat.write(document, executed)
     page.write_text(HTMLExporter().from_notebook_node(document)[0], encoding="utf-8")
@@ -149,9 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         outcome = execute(options.out.resolve(), seed=options.seed)
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         print(error, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
     print(report(outcome))
     return 0
 
