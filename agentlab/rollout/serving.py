@@ -20,9 +20,11 @@ def run_served(engine: Engine, work: Callable[[], Awaitable[T]]) -> T:
     async def main() -> T:
         async with anyio.create_task_group() as group:
             group.start_soon(engine.serve)
-            result = await work()
-            group.cancel_scope.cancel()
-        return result
+            try:
+                return await work()
+            finally:
+                group.cancel_scope.cancel()
+        raise AssertionError("a task group does not swallow what ends it")
 
     thread = LoopThread(lambda: first_error(main))
     try:
