@@ -73,7 +73,7 @@ class Session:
         except asyncio.CancelledError:
             self.status = "stopped"
             raise
-        except BaseException:
+        except BaseException:  # whatever it was, the status must say so before it goes on
             self.status = "failed"
             raise
         finally:
@@ -207,7 +207,7 @@ class Run:
                 self._session = Session(name, build(), tasks, steps)
                 self._session.listeners = self._listeners
                 await first_error(self._session.main)
-            except BaseException as error:
+            except BaseException as error:  # kept for wait(), which raises it on the main thread
                 self._error = error
                 raise
             finally:

@@ -1,5 +1,6 @@
 """The Perfetto file, parsed back: nothing lost, slices nest, timestamps ordered, flows connect."""
 
+import importlib
 import tracemalloc
 from collections import defaultdict
 
@@ -11,7 +12,7 @@ from agentlab.errors import ConfigError
 from agentlab.tracing import STAGES, Reading, Span, save_trace
 from agentlab.tracing.perfetto import DOMAINS
 
-pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+pb = importlib.import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
 
 def packets(path):

@@ -54,7 +54,7 @@ class LearnerThread:
             try:
                 with span("train", version=trainer.version, groups=tuple(group.id for group in groups)):
                     reply.set(trainer.update(groups))
-            except Exception as error:
+            except Exception as error:  # whatever it was, the loop must hear of it as the learner's end
                 failure = LearnerError(f"The trainer failed in an update: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 reply.fail(failure)
