@@ -1,0 +1,22 @@
+"""The only room that lets one thread speak to another; with `tracing`, the only one that knows threads."""
+
+from agentlab.concurrency.crossings import BEAT_S, Closed, Inbox, Reply, as_error, first_error, post, run_thread
+from agentlab.concurrency.loop import LoopThread
+from agentlab.concurrency.pool import WorkerCall, WorkerPool
+from agentlab.concurrency.virtual import VirtualClockLoop, run_virtual
+
+__all__ = [
+    "BEAT_S",
+    "Closed",
+    "Inbox",
+    "LoopThread",
+    "Reply",
+    "VirtualClockLoop",
+    "WorkerCall",
+    "WorkerPool",
+    "as_error",
+    "first_error",
+    "post",
+    "run_thread",
+    "run_virtual",
+]
