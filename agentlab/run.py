@@ -2,12 +2,13 @@
 
 import asyncio
 import collections
+import heapq
 import importlib
 import json
 import math
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ class Session:
         row = self._row(batch, staleness, began_ns, got_ns) | dict(result.metrics)
         self.metrics.append(row)
         tracing.counter("reward", row["reward_mean"])
+        tracing.counter("staleness", row["staleness_mean"])
         return True
 
     def _row(
@@ -139,9 +141,14 @@ class Session:
         }
 
     async def _tell_listeners(self) -> None:
+        before = self.snapshot()
         while True:
             await anyio.sleep(1.0)
-            tell(self.listeners, self.snapshot(), self._warnings)
+            snapshot = self.snapshot()
+            new = snapshot.engine.tokens_sampled - before.engine.tokens_sampled
+            tracing.counter("tokens_per_s", new / (snapshot.now_ns - before.now_ns) * 1e9)
+            tell(self.listeners, snapshot, self._warnings)
+            before = snapshot
 
     def pause(self, paused: bool) -> None:
         if self.status in ("running", "paused"):
@@ -195,6 +202,7 @@ class Run:
                 f"One run at a time: {live.name!r} is at step {live.last_known().step} of {live.steps}. "
                 "Stop it first: al.current_run().stop(), or wait for it: al.current_run().wait()."
             )
+        tracing.spill()
         self.name, self.steps = name, steps
         self._session: Session | None = None
         self._last = RunSnapshot(name=name, status="starting", step=0, steps=steps, start_ns=now_ns(), now_ns=now_ns())
@@ -309,9 +317,27 @@ class Run:
         return self.snapshot().trajectories
 
     def spans(self) -> tuple[tracing.Span, ...]:
-        """What was traced since the run began, until it ended."""
+        """What was traced since the run began, until it ended, as far as it is in memory: the newest.
+
+        While the run lives, spans that are under way are among them, as if they ended now.
+        """
         last = self.snapshot()
-        return tuple(s for s in tracing.spans(last.start_ns) if s.start_ns <= last.now_ns)
+        found = [s for s in tracing.spans(last.start_ns) if s.start_ns <= last.now_ns]
+        return (*found, *self._under_way(last))
+
+    def all_spans(self) -> Iterator[tracing.Span]:
+        """What was traced since the run began, until it ended, by start; also what is kept on disk.
+
+        Given one after the other, so that a run of many days needs little memory.
+        """
+        last = self.snapshot()
+        late = iter(self._under_way(last))
+        found = (s for s in tracing.all_spans(last.start_ns) if s.start_ns <= last.now_ns)
+        return heapq.merge(found, late, key=lambda span: span.start_ns)
+
+    def _under_way(self, last: RunSnapshot) -> tuple[tracing.Span, ...]:
+        ended = self._ended or last.status in ("finished", "stopped", "failed")
+        return () if ended else tuple(s for s in tracing.open_spans() if s.start_ns >= last.start_ns)
 
     def save_metrics(self, path: str | Path) -> Path:
         """Write one JSON object per update and line; NaN becomes null."""
@@ -322,7 +348,7 @@ class Run:
         """Write a trace that opens in ui.perfetto.dev."""
         last = self.snapshot()
         counters = [reading for reading in tracing.counters(last.start_ns) if reading.time_ns <= last.now_ns]
-        return tracing.save_trace(path, self.spans(), counters)
+        return tracing.save_trace(path, self.all_spans(), counters)
 
     def add_listener(self, listener: Callable[[RunSnapshot], None]) -> None:
         """Call `listener(snapshot)` on the loop thread about once a second, and once at the end."""

@@ -1,8 +1,9 @@
 """An engine and a learner that take time but compute nothing, for simulating runs on a virtual clock."""
 
+import contextlib
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from agentlab.concurrency import Reply
 from agentlab.errors import ConfigError
 from agentlab.inference.base import Engine
 from agentlab.inference.scripted import ByteTokenizer
+from agentlab.tracing import now_ns, record, span
 from agentlab.types import Completion, EngineStats, GenerationRequest, Policy, TrajectoryGroup
 
 
@@ -116,10 +118,14 @@ class SimulatedEngine(Engine):
 
     def _advance(self) -> None:
         now_s = anyio.current_time()
-        speed = self._speed
-        self._served += speed * (now_s - self._since_s)
-        self.device.busy_s += (now_s - self._since_s) if speed or self.device.training else 0.0
+        speed, passed_s, count = self._speed, now_s - self._since_s, len(self._waiting)
+        self._served += speed * passed_s
+        self.device.busy_s += passed_s if speed or self.device.training else 0.0
         self._since_s = now_s
+        if speed and passed_s:
+            end_ns = now_ns()
+            start_ns = end_ns - round(passed_s * 1e9)
+            record("decode", start_ns, end_ns, num_sequences=count, tokens=speed * passed_s * count)
 
     def _touch(self) -> None:
         self._advance()
@@ -172,13 +178,23 @@ class SimulatedLearner:
         """One update: waits `step_s`, and counts the version up."""
         self._hold(True)
         try:
-            await anyio.sleep(self.step_s)
+            with self._traced(groups):
+                await anyio.sleep(self.step_s)
         finally:
             self._hold(False)
         self.busy_s += self.step_s
         self.consumed += [group.id for group in groups]
         self.version += 1
         return SimulatedUpdate(Policy(self.version, None), {})
+
+    @contextlib.contextmanager
+    def _traced(self, groups: Sequence[TrajectoryGroup]) -> Iterator[None]:
+        """The trace is that of the engine's device: training elsewhere is not its work."""
+        if self._device is None:
+            yield
+            return
+        with span("train", groups=tuple(group.id for group in groups)), span("forward_backward"):
+            yield
 
     def _hold(self, training: bool) -> None:
         if self._device is not None:

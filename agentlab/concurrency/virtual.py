@@ -5,6 +5,8 @@ import selectors
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from agentlab import tracing
+
 T = TypeVar("T")
 
 
@@ -39,10 +41,15 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 def run_virtual(main: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine function on a virtual clock; it sees `anyio.current_time()` from 0."""
+    """Run a coroutine function on a virtual clock; it sees `anyio.current_time()` from 0.
+
+    What it traces is kept apart and told by the same clock; it can be read until `main` returns.
+    """
 
     async def body() -> T:
-        return await main()
+        loop = asyncio.get_running_loop()
+        with tracing.separate(clock=lambda: round(loop.time() * 1e9)):
+            return await main()
 
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         return runner.run(body())

@@ -14,6 +14,7 @@ from agentlab.concurrency import Reply
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.base import Engine
 from agentlab.inference.stopping import stop_string_end
+from agentlab.tracing import now_ns, record
 from agentlab.types import Completion, EngineStats, FinishReason, GenerationRequest, Policy
 
 Answer = str | Sequence[int]
@@ -213,13 +214,18 @@ class ScriptedEngine(Engine):
             return Completion(request.id, (), (), (), "context")
         answer = self._script(request, self.tokenizer.decode(list(request.prompt)))
         sampled, reason = self._cut(await answer if inspect.isawaitable(answer) else answer, request, room)
-        started_s = anyio.current_time()
+        started_s, started_ns = anyio.current_time(), now_ns()
         await anyio.sleep(self._latency_s)
+        first_ns = now_ns()
         versions: list[int] = []
         for _ in sampled:
             if self._token_s:
                 await anyio.sleep(self._token_s)
             versions.append(self._stats.policy_version)
+        if self._latency_s:
+            record("prefill", started_ns, first_ns, num_sequences=1, tokens=len(request.prompt))
+        if self._token_s:
+            record("decode", first_ns, now_ns(), num_sequences=1, tokens=len(sampled))
         num_prefilled = self._count(request, sampled)
         return Completion(
             request_id=request.id,

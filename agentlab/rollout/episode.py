@@ -194,7 +194,10 @@ class Episode:
 
     async def _generate(self, begin: Begin, request: GenerationRequest) -> Completion:
         begin()
-        return await self._world.engine.generate(request)
+        found = await self._world.engine.generate(request)
+        parts = {"queued_s": found.queued_s, "prefill_s": found.prefill_s, "decode_s": found.decode_s}
+        self._timed.tag(tokens=len(found.tokens), prefilled=found.num_prefilled, **parts)
+        return found
 
     async def _act(self, completion: Completion) -> bool:
         model_s = (now_ns() - self._since_ns) / 1e9
@@ -253,7 +256,7 @@ class Episode:
             scope.deadline = anyio.current_time() + timeout_s
 
         try:
-            with scope, span(_SPANS[stage], turn=len(self._turns)):
+            with scope, span(_SPANS[stage], turn=len(self._turns)) as self._timed:
                 return await call(begin)
         except EngineError as error:
             if stage == "model":

@@ -14,7 +14,7 @@ from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks, check_tasks
 from agentlab.rollout.serving import run_served
-from agentlab.tracing import span
+from agentlab.tracing import span, tagged
 from agentlab.types import Trajectory, TrajectoryGroup, checked_option, interval, mean
 
 
@@ -104,7 +104,7 @@ async def evaluate_async(
         min_scored=0,
     )
     groups = []
-    with span("evaluation"):
+    with span("evaluation"), tagged(evaluation=True):
         async for group in orchestrator.stream(tasks):
             groups.append(group)
             on_group(len(groups))

@@ -17,7 +17,7 @@ from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.episode import Episode, World, stable_seed
 from agentlab.rollout.pacing import Gate
-from agentlab.tracing import counter, now_ns, record
+from agentlab.tracing import counter, now_ns, record, span
 from agentlab.types import (
     EpisodeInFlight,
     Failure,
@@ -259,7 +259,7 @@ class RolloutOrchestrator:
     async def _admit_all(self, tasks: Tasks, world: World, places: anyio.Semaphore, members: Any) -> None:
         index = 0
         source = _source(tasks, world.pool)
-        while await self.gate.opened() and (given := await source()) is not _END:
+        while await self.gate.opened() and (given := await _traced(source)) is not _END:
             task = as_task(given, index)
             self.gate.admit()
             await self._start_group(f"{index}:{task.id}", task, world, places, members)
@@ -410,6 +410,11 @@ def _source(tasks: Tasks, pool: WorkerPool) -> Callable[[], Awaitable[Any]]:
         return await pool.run(next, iterator, _END)
 
     return from_iterator
+
+
+async def _traced(source: Callable[[], Awaitable[Any]]) -> Any:
+    with span("data"):
+        return await source()
 
 
 _END = object()

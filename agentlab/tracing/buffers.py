@@ -2,11 +2,17 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 MAX_RECORDS = 262_144
 """Records kept over all threads, roughly 100 MB at most."""
 REBALANCE_EVERY = 4096
+MAX_CHUNK = 4096
+"""Records that leave a buffer together when it spills."""
+
+Record = tuple[Any, ...]
 
 
 class Buffer:
@@ -15,30 +21,58 @@ class Buffer:
     def __init__(self, limit: int):
         self.thread = threading.current_thread()
         self.name = self.thread.name
-        self.records: deque[tuple[Any, ...]] = deque()
+        self.records: deque[Record] = deque()
         self.limit = limit
         self.until_rebalance = REBALANCE_EVERY
+        self.num_gone = 0
+        """Records that are no longer here, all of them older than those that are."""
 
-    def copy(self) -> list[tuple[Any, ...]]:
-        """All records, oldest first; safe while the owner appends."""
+    def copy(self) -> tuple[int, list[Record]]:
+        """(how many are gone, all that are here, oldest first); safe while the owner appends."""
         while True:
+            gone = self.num_gone
             try:
-                return list(self.records)
+                records = list(self.records)
             except RuntimeError:  # the owner appended during the copy, possible only without a GIL
                 continue
+            if gone == self.num_gone:
+                return gone, records
+
+    def take(self, count: int) -> list[Record]:
+        """Remove the oldest ones; only for the owner, or when the owner has ended."""
+        pop = self.records.popleft
+        taken = [pop() for _ in range(min(count, len(self.records)))]
+        self.num_gone += len(taken)
+        return taken
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """Oldest records of a thread that have left its buffer; `first` counts those that left before."""
+
+    buffer: Buffer
+    first: int
+    records: list[Record]
 
 
 class Buffers:
-    """The buffers of all threads. The lock guards their list only, never an append."""
+    """The buffers of all threads. The lock guards their list only, never an append.
 
-    def __init__(self, max_records: int = MAX_RECORDS):
+    Args:
+        max_records: Kept over all threads.
+        spill: Told, on the thread that appends, of records that leave; must return at once. None
+            forgets them.
+    """
+
+    def __init__(self, max_records: int = MAX_RECORDS, spill: Callable[[Overflow], Any] | None = None):
         self.max_records = max_records
+        self.spill = spill
         self._local = threading.local()
         self._lock = threading.Lock()
         self._all: list[Buffer] = []
 
-    def append(self, record: tuple[Any, ...]) -> None:
-        """Keep a record in the calling thread's buffer, and drop that thread's oldest beyond its limit."""
+    def append(self, record: Record) -> None:
+        """Keep a record in the calling thread's buffer; beyond its limit the oldest leave."""
         try:
             buffer = self._local.buffer
         except AttributeError:
@@ -49,22 +83,36 @@ class Buffers:
         if not buffer.until_rebalance:
             buffer.until_rebalance = REBALANCE_EVERY
             self._rebalance()
-        while len(records) > buffer.limit:
-            records.popleft()
+        if len(records) > buffer.limit:
+            self._overflow(buffer)
 
-    def read(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    def read(self) -> list[tuple[str, list[Record]]]:
         """(thread name, its records oldest first), for every thread that has or had a buffer."""
-        return [(buffer.name, records) for buffer, records in self.snapshot()]
+        return [(buffer.name, records) for buffer, _, records in self.snapshot()]
 
     def follow(self) -> "Follower":
         """A reader that gets every record once, as long as it asks before buffers wrap around."""
         return Follower(self)
 
-    def snapshot(self) -> list[tuple[Buffer, list[tuple[Any, ...]]]]:
-        """Every buffer with a copy of its records, oldest first."""
+    def snapshot(self) -> list[tuple[Buffer, int, list[Record]]]:
+        """Every buffer with how many of its records are gone and a copy of the others, oldest first."""
         with self._lock:
             buffers = tuple(self._all)
-        return [(buffer, buffer.copy()) for buffer in buffers]
+        return [(buffer, *buffer.copy()) for buffer in buffers]
+
+    def _overflow(self, buffer: Buffer) -> None:
+        excess = len(buffer.records) - buffer.limit
+        if self.spill is None:
+            buffer.take(excess)
+        else:
+            self._give_away(buffer, excess + min(MAX_CHUNK, buffer.limit // 2))
+
+    def _give_away(self, buffer: Buffer, count: int) -> None:
+        first = buffer.num_gone
+        for start in range(0, count, MAX_CHUNK):
+            taken = buffer.take(min(MAX_CHUNK, count - start))
+            if taken and self.spill is not None:
+                self.spill(Overflow(buffer, first + start, taken))
 
     def _register(self) -> Buffer:
         buffer = self._local.buffer = Buffer(self.max_records)
@@ -83,6 +131,7 @@ class Buffers:
                 kept += len(buffer.records)
                 if kept > half or not buffer.records:
                     self._all.remove(buffer)
+                    self._give_away(buffer, len(buffer.records))
             live = sorted(len(buffer.records) for buffer in self._all if buffer.thread.is_alive())
             share = _fair_share(live, self.max_records - min(kept, half))
             for buffer in self._all:
@@ -94,22 +143,19 @@ class Follower:
 
     def __init__(self, buffers: Buffers):
         self._buffers = buffers
-        self._last: dict[Buffer, tuple[Any, ...]] = {}
+        self._read: dict[Buffer, int] = {}
 
-    def new(self) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    def new(self) -> list[tuple[str, list[Record]]]:
         """(thread name, its records since the last call, oldest first), for every thread with any."""
-        found = []
-        last, self._last = self._last, {}
-        for buffer, records in self._buffers.snapshot():
-            seen = last.get(buffer)
-            fresh = len(records)
-            while fresh and records[fresh - 1] is not seen:
-                fresh -= 1
-            if records:
-                self._last[buffer] = records[-1]
-            if fresh < len(records):
-                found.append((buffer.name, records[fresh:]))
-        return found
+        return [(buffer.name, records) for buffer, records in self._fresh()]
+
+    def _fresh(self) -> Iterator[tuple[Buffer, list[Record]]]:
+        read, self._read = self._read, {}
+        for buffer, gone, records in self._buffers.snapshot():
+            fresh = records[max(0, read.get(buffer, 0) - gone) :]
+            self._read[buffer] = gone + len(records)
+            if fresh:
+                yield buffer, fresh
 
 
 def _fair_share(lengths: list[int], total: int) -> int:
