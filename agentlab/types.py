@@ -411,6 +411,8 @@ class EpisodeInFlight:
     turn: int
     stage: EpisodeStage
     since_ns: int
+    detail: str = ""
+    """The name of the tool or reward function, or why the stage has not begun."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
+from agentlab.environments.parts import part
 from agentlab.errors import EnvironmentError_, EpisodeError, RewardError
 from agentlab.rewards import Reward, RewardFn, as_reward
-from agentlab.tracing import span
 from agentlab.types import Task
 
 
@@ -18,7 +18,7 @@ def score(reward_fn: RewardFn, task: Task, answer: str) -> Reward:
         RewardError: the function raised, or its value is not a finite number.
     """
     name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
-    with span("reward"):
+    with part("reward", name):
         try:
             value = resolved(reward_fn(task, answer))
         except EpisodeError:

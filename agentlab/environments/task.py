@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentlab.environments.base import BaseTaskEnv
+from agentlab.environments.parts import part
 from agentlab.environments.scoring import resolved, score
 from agentlab.errors import AgentError, ConfigError, ToolError, nearest
 from agentlab.rewards import RewardFn
 from agentlab.tools import Tool, as_text, as_tools, check_arguments, specs_of
-from agentlab.tracing import span
 from agentlab.types import EnvStepResult, Task, ToolCall, ToolResult
 
 
@@ -122,7 +122,7 @@ class ToolEnvironment(BaseTaskEnv):
         if tool is None:
             raise ToolError(f"There is no tool {call.name!r}.{nearest(call.name, self.tools)}")
         check_arguments(call.name, self.specs[call.name].parameters, call.arguments)
-        with span("tool", tool=call.name):
+        with part("tool", call.name):
             return as_text(resolved(tool(**call.arguments)))
 
     def _cut(self, text: str) -> str:

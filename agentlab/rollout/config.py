@@ -31,6 +31,12 @@ class RolloutConfig:
     reset_timeout_s: float = 60.0
     model_timeout_s: float = 600.0
     step_timeout_s: float = 60.0
+    """For one step of the environment, tools and reward included, and for each call of the agent."""
+    tool_timeout_s: float = 60.0
+    """For one tool call within a step. The episode ends, since its environment is still inside the call; a
+    tool with a time-out of its own tells the model instead, and the episode goes on."""
+    reward_timeout_s: float = 60.0
+    """For the reward function, within a step."""
     close_timeout_s: float = 10.0
     episode_timeout_s: float = 1200.0
     """Seconds after which the whole episode is cut."""

@@ -4,26 +4,27 @@ import asyncio
 import hashlib
 import inspect
 import math
-import numbers
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 
 from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import VirtualClockLoop, WorkerCall, WorkerPool, as_error
-from agentlab.errors import AgentError, EngineError, EnvironmentError_, RewardError, ToolError, nearest
+from agentlab.concurrency import WorkerPool, as_error
+from agentlab.environments.parts import watched
+from agentlab.errors import AgentError, EngineError, RewardError, ToolError
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
+from agentlab.rollout.deadline import Deadline
+from agentlab.rollout.opened import Begin, OpenEnvironment, finite_reward, reset_result, step_result
 from agentlab.rollout.transcript import Transcript
 from agentlab.tracing import now_ns, span, tagged
 from agentlab.types import (
     Completion,
-    EnvStepResult,
     EpisodeInFlight,
     EpisodeStage,
     Failure,
@@ -57,61 +58,6 @@ class EpisodeFailed(Exception):
         self.failure = failure
 
 
-Begin = Callable[[], None]
-"""Told when a call begins, after any wait for a free worker: its deadline counts from there."""
-
-
-class OpenEnvironment:
-    """One environment: one call at a time, closed exactly once; owned by the loop.
-
-    A synchronous call runs on a worker. If its deadline passes, nobody else touches the
-    environment: the worker closes it when the call comes back. On a virtual clock, which is only
-    for code without threads, it runs on the loop and takes no time.
-    """
-
-    def __init__(self, make: Callable[[], Any], pool: WorkerPool):
-        self._make, self._pool = make, pool
-        self._environment: Any = None
-        self._call: WorkerCall[Any] | None = None
-        self._closed = False
-
-    async def reset(self, begin: Begin) -> Any:
-        """Make the environment and reset it; like `step`, tells `begin` when a worker is free for it."""
-        await self._invoke(begin, self._build)
-        return await self._invoke(begin, self._environment.reset)
-
-    async def step(self, begin: Begin, action: Any) -> Any:
-        return await self._invoke(begin, self._environment.step, action)
-
-    async def close(self, begin: Begin) -> None:
-        """Close it, unless a late call still holds it: then the worker does. Never waits for a worker."""
-        late = self._call is not None and self._call.abandoned
-        if self._closed or late or self._environment is None:
-            return
-        self._closed = True
-        await self._invoke(begin, self._environment.close, at_once=True)
-
-    async def _invoke(self, begin: Begin, fn: Callable[..., Any], *args: Any, at_once: bool = False) -> Any:
-        if inspect.iscoroutinefunction(fn) or isinstance(asyncio.get_running_loop(), VirtualClockLoop):
-            begin()
-            result = fn(*args)
-        else:
-            self._call = self._pool.prepare(fn, *args, on_late=self._close_late, at_once=at_once)
-            result = await self._call.wait(begin)
-        return await result if inspect.isawaitable(result) else result
-
-    def _build(self) -> None:
-        self._environment = self._make()
-
-    def _close_late(self) -> None:
-        if self._environment is None or self._closed:
-            return
-        self._closed = True
-        closing = self._environment.close()
-        if inspect.isawaitable(closing):
-            asyncio.run(_awaited(closing))
-
-
 class Episode:
     """One run of an agent in an environment; owned by the loop."""
 
@@ -124,12 +70,16 @@ class Episode:
         self._turns: list[Turn] = []
         self._truncation: Truncation | None = None
         self._failure: Failure | None = None
-        self._stage: EpisodeStage = "reset"
-        self._since_ns = now_ns()
+        self._part_timeouts_s = {"tool": world.config.tool_timeout_s, "reward": world.config.reward_timeout_s}
+        self._now = Deadline("reset", world.config.reset_timeout_s, self._part_timeouts_s)
 
     def in_flight(self) -> EpisodeInFlight:
         """Where it is now, for displays and the watchdog."""
-        return EpisodeInFlight(self._group_id, self._index, len(self._turns), self._stage, self._since_ns)
+        now, part = self._now, self._now.part
+        turn, where = len(self._turns), (self._group_id, self._index)
+        if part is not None:
+            return EpisodeInFlight(*where, turn, part.kind, part.since_ns, part.name)
+        return EpisodeInFlight(*where, turn, now.stage, now.since_ns, "" if now.begun else "waiting for a worker")
 
     async def run(self) -> Trajectory:
         """Play it to its end. Never raises for what belongs to the episode: that is in the record.
@@ -142,10 +92,10 @@ class Episode:
             try:
                 with anyio.move_on_after(self._world.config.episode_timeout_s) as deadline:
                     await self._play()
-                if deadline.cancelled_caught:
+                if deadline.cancel_called:
                     self._truncation = "timeout"
                     limit_s = self._world.config.episode_timeout_s
-                    what = f"The episode took longer than {limit_s} s; it was in {self._stage}."
+                    what = f"The episode took longer than {limit_s} s; it was in {self._now.stage}."
                     self._failure = Failure("episode", what, "", len(self._turns))
             except EpisodeFailed as ended:
                 self._failure = ended.failure
@@ -158,7 +108,7 @@ class Episode:
         config = self._world.config
         self._agent = self._guarded("agent", self._world.make_agent)
         reset = await self._bounded("reset", config.reset_timeout_s, self._environment.reset)
-        observation, info = self._guarded("reset", _reset_result, reset)
+        observation, info = self._guarded("reset", reset_result, reset)
         await self._ask_agent(self._agent.update_from_env, observation, 0.0, False, info)
         for _ in range(config.max_turns):
             completion = await self._sample()
@@ -200,16 +150,16 @@ class Episode:
         return found
 
     async def _act(self, completion: Completion) -> bool:
-        model_s = (now_ns() - self._since_ns) / 1e9
+        model_s = (now_ns() - self._now.since_ns) / 1e9
         response = self._world.chat.decode(completion.tokens)
         take = partial(self._agent.update_from_model, finish_reason=completion.finish_reason)
         action = await self._ask_agent(take, response)
         self._guarded("agent", self._agent.record_response, response)
         step = partial(self._environment.step, action=action)
         result = await self._bounded("step", self._world.config.step_timeout_s, step)
-        step_s = (now_ns() - self._since_ns) / 1e9
-        result = self._guarded("step", _step_result, result)
-        reward = self._guarded("reward", _finite_reward, result.reward)
+        step_s = (now_ns() - self._now.since_ns) / 1e9
+        result = self._guarded("step", step_result, result)
+        reward = self._guarded("reward", finite_reward, result.reward)
         turn = Turn(
             response=response,
             action=action,
@@ -249,15 +199,12 @@ class Episode:
 
     async def _bounded(self, stage: EpisodeStage, timeout_s: float, call: Callable[[Begin], Awaitable[Any]]) -> Any:
         """Await `call(begin)` with a deadline from `begin()` on; what goes wrong ends the episode with its stage."""
-        self._stage, self._since_ns = stage, now_ns()
-        scope = anyio.CancelScope()
-
-        def begin() -> None:
-            scope.deadline = anyio.current_time() + timeout_s
-
+        self._now = now = Deadline(stage, timeout_s, self._part_timeouts_s)
         try:
-            with scope, span(_SPANS[stage], turn=len(self._turns)) as self._timed:
-                return await call(begin)
+            with now.scope, watched(now.watch), span(_SPANS[stage], turn=len(self._turns)) as self._timed:
+                result = await call(now.begin)
+                if not now.passed:
+                    return result
         except EngineError as error:
             if stage == "model":
                 raise
@@ -268,7 +215,8 @@ class Episode:
             raise self._failed(stage, as_error(error)) from error  # user code raised it, nobody cancelled us
         except (Exception, SystemExit) as error:  # user code: it ends this episode, not the run
             raise self._failed(stage, as_error(error)) from error
-        raise EpisodeFailed(Failure(stage, f"{stage} took longer than {timeout_s} s", "", len(self._turns)))
+        late, what = now.late()
+        raise EpisodeFailed(Failure(late, what, "", len(self._turns)))
 
     def _guarded(self, stage: EpisodeStage, fn: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -339,35 +287,3 @@ def stable_seed(*parts: Any) -> int:
     """A 31-bit seed that depends on the parts alone, in every process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") & 0x7FFFFFFF
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
-
-
-def _reset_result(result: Any) -> tuple[Any, Any]:
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
-        return result
-    raise EnvironmentError_(f"reset() must return (observation, info dictionary), got {result!r:.80}.")
-
-
-def _step_result(result: Any) -> EnvStepResult:
-    if not isinstance(result, EnvStepResult):
-        raise EnvironmentError_(f"step() must return an EnvStepResult, got {type(result).__name__}: {result!r:.80}.")
-    if not isinstance(result.info, Mapping):
-        raise EnvironmentError_(f"The info of a step must be a dictionary, got {result.info!r:.80}; return {{}}.")
-    parts = result.info.get("reward_parts", {})
-    if not isinstance(parts, Mapping) or not all(isinstance(part, numbers.Real) for part in parts.values()):
-        raise RewardError(f'info["reward_parts"] must be numbers by name, got {parts!r:.80}.')
-    truncation = result.info.get("truncation")
-    if truncation is not None and truncation not in get_args(Truncation):
-        raise EnvironmentError_(
-            f'info["truncation"] is unknown: {truncation!r}.{nearest(str(truncation), get_args(Truncation))}'
-        )
-    return result
-
-
-def _finite_reward(reward: Any) -> float:
-    if isinstance(reward, numbers.Real) and math.isfinite(reward):
-        return float(reward)
-    raise RewardError(f"A reward must be a finite number, got {reward!r:.80}; return 0.0 for no reward.")

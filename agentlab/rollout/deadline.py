@@ -1,0 +1,90 @@
+"""The deadline of one stage of an episode, with shorter ones for the parts of a step."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+
+from agentlab.concurrency import post
+from agentlab.environments.parts import StepPart
+from agentlab.tracing import now_ns
+from agentlab.types import EpisodeStage
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tool call or a reward that is under way."""
+
+    kind: StepPart
+    name: str
+    since_ns: int
+    end_s: float
+    """When its own deadline passes, on the loop's clock."""
+
+
+class Deadline:
+    """Cancels its `scope` when a stage, or a part of it, takes too long; owned by the loop.
+
+    Nothing counts before `begin`: a step may have to wait for a free worker first. A part that
+    hangs ends the whole stage, since the environment is still inside it.
+
+    Args:
+        stage: What it is the deadline of.
+        timeout_s: For the stage, from `begin` on.
+        part_timeouts_s: For its parts, by kind.
+    """
+
+    def __init__(self, stage: EpisodeStage, timeout_s: float, part_timeouts_s: Mapping[StepPart, float]):
+        self.stage: EpisodeStage = stage
+        self.scope = anyio.CancelScope()
+        self.since_ns = now_ns()
+        self.begun = False
+        self._timeout_s, self._part_timeouts_s = timeout_s, part_timeouts_s
+        self._loop = asyncio.get_running_loop()
+        self._end_s = float("inf")
+        self._parts: dict[object, Part] = {}
+
+    def begin(self) -> None:
+        """From now on the time counts."""
+        self.begun = True
+        self._end_s = self.scope.deadline = anyio.current_time() + self._timeout_s
+
+    def watch(self, kind: StepPart, name: str) -> Callable[[], Any]:
+        """A part begins; call what this gives at its end. For whichever thread does the part."""
+        key, since_ns = object(), now_ns()
+        post(self._loop, self._enter, key, kind, name, since_ns)
+        return partial(post, self._loop, self._leave, key)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time is up; what the stage gives from then on is late, and counts as nothing."""
+        return self.scope.cancel_called
+
+    @property
+    def part(self) -> Part | None:
+        """The part that has been under way the longest."""
+        return next(iter(self._parts.values()), None)
+
+    def late(self) -> tuple[EpisodeStage, str]:
+        """Which deadline has passed, and the sentence that says so."""
+        for part in self._parts.values():
+            if part.end_s <= self._end_s:
+                limit_s = self._part_timeouts_s[part.kind]
+                return part.kind, f"{part.kind} {part.name!r} took longer than {limit_s} s, its {part.kind}_timeout_s"
+        inside = f"; it was in {self.part.kind} {self.part.name!r}" if self.part is not None else ""
+        return self.stage, f"{self.stage} took longer than {self._timeout_s} s{inside}"
+
+    def _enter(self, key: object, kind: StepPart, name: str, since_ns: int) -> None:
+        self._parts[key] = Part(kind, name, since_ns, anyio.current_time() + self._part_timeouts_s[kind])
+        self._move()
+
+    def _leave(self, key: object) -> None:
+        del self._parts[key]
+        self._move()
+
+    def _move(self) -> None:
+        if self.begun and not self.passed:
+            self.scope.deadline = min([self._end_s, *(part.end_s for part in self._parts.values())])
