@@ -404,7 +404,7 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class EpisodeInFlight:
-    """Who waits for what, for the watchdog and the dashboard."""
+    """Who waits for what; `detail` names the tool or reward, or says what the stage waits for to begin."""
 
     group_id: str
     episode: int
@@ -412,7 +412,6 @@ class EpisodeInFlight:
     stage: EpisodeStage
     since_ns: int
     detail: str = ""
-    """The name of the tool or reward function, or why the stage has not begun."""
 
 
 @dataclass(frozen=True)
