@@ -38,6 +38,10 @@ class Tool(abc.ABC):
         """The tool for one episode of this task: itself, unless it answers from the task's data."""
         return self
 
+    def close(self) -> Any:
+        """Give back what the tool holds; the environment that made or bound it calls this at its end."""
+        return None
+
 
 @final
 class FunctionTool(Tool):
