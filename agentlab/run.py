@@ -138,6 +138,7 @@ class Session:
             "staleness_max": max(staleness),
             "wait_batch_s": (got_ns - began_ns) / 1e9,
             "update_s": (now_ns() - got_ns) / 1e9,
+            **reward_parts(scored),
         }
 
     async def _tell_listeners(self) -> None:
@@ -161,7 +162,7 @@ class Session:
 
     def snapshot(self) -> RunSnapshot:
         orchestrator = self.parts.orchestrator
-        notes = list(self._warnings)
+        notes = [*orchestrator.notes, *self._warnings]
         if stalled := orchestrator.stalled():
             notes.append(stalled)
         if orchestrator.num_hung:
@@ -429,6 +430,14 @@ def current_run() -> Run | None:
     """The live run of this process, or None."""
     live = getattr(sys, _LIVE, None)
     return live if live is not None and not live.done else None
+
+
+def reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each part of the rewards, under "reward/<part>", over the trajectories that have it."""
+    names = dict.fromkeys(name for t in trajectories for name in t.reward_parts)
+    return {
+        f"reward/{name}": mean([t.reward_parts[name] for t in trajectories if name in t.reward_parts]) for name in names
+    }
 
 
 def _warnings_of(batch: Sequence[TrajectoryGroup], step: int) -> tuple[str, ...]:

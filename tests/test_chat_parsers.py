@@ -207,3 +207,100 @@ def test_a_parser_of_ones_own_is_taken_as_it_is():
             return "Shout."
 
     assert parser_named(Shout()).parse("calculator!").calls == (ToolCall("calculator"),)
+
+
+def test_reasoning_comes_in_parts_and_tags_inside_a_call_are_its_arguments():
+    hermes = PARSERS["hermes"]
+    call = ToolCall("calculator", {"expression": "<think>1</think>"})
+    written = hermes.render(call)
+    parsed = hermes.parse(f"<think>a</think> I see. <think>b</think>{written}")
+    assert (parsed.text, parsed.calls, parsed.reasoning) == ("I see.", (call,), "a\nb")
+    assert hermes.parse(written).calls == (call,)
+    coder = PARSERS["qwen3_coder"]
+    assert coder.parse(f"plan</think>{coder.render(call)}", TOOLS).calls == (call,)
+    assert coder.parse(f"plan</think>{coder.render(call)}", TOOLS).reasoning == "plan"
+
+
+@pytest.mark.parametrize("name", ["hermes", "short", "react", "qwen3_coder", "llama3", "gemma", "json"])
+def test_a_turn_makes_at_most_sixty_four_calls_and_the_model_reads_so(name):
+    parser = PARSERS[name]
+    call = ToolCall("calculator", {"expression": "1 + 1"})
+    many = [parser.render(call)] * 70
+    text = f"[{', '.join(many)}]" if name == "json" else (";" if name == "llama3" else "\n").join(many)
+    calls = parser.parse(text, TOOLS).calls
+    assert calls[:64] == (call,) * 64
+    assert len(calls) == 65 and "64 calls" in calls[64].error
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ("{item:<escape>pen, red<escape>,count:2,gift:true}", {"item": "pen, red", "count": 2, "gift": True}),
+        ("{item:<escape>2<escape>,count:<escape>2<escape>}", {"item": "2", "count": 2}),
+        ("{item:pen,count:two}", {"item": "pen", "count": "two"}),
+        ("{}", {}),
+        (
+            "{other:[1,<escape>a]<escape>,{x:<escape>}<escape>,y:null}],deep:{z:[]}}",
+            {"other": [1, "a]", {"x": "}", "y": None}], "deep": {"z": []}},
+        ),
+    ],
+)
+def test_function_gemma_writes_nested_values(body, arguments):
+    text = f"<start_function_call>call:buy{body}<end_function_call>"
+    assert PARSERS["gemma"].parse(text, TOOLS).calls == (ToolCall("buy", arguments),)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("{item:1,item:2}", "given twice"),
+        ("{item}", "key:value"),
+        ("{item:[1", "closing ']'"),
+        ("{item:<escape>pen", "second <escape>"),
+        ("{item:" + "[" * 99, "nested too deeply"),
+        ("{item:[" + "1," * 2000, "too many values"),
+    ],
+)
+def test_function_gemma_says_what_is_wrong_with_a_call(body, error):
+    (call,) = PARSERS["gemma"].parse(f"<start_function_call>call:buy{body}<end_function_call>", TOOLS).calls
+    assert call.name == "buy" and error in call.error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```tool_code\nbuy(item='pen', count=2)\nprint(calculator(expression='1'))\n```",
+        "```tool_code\nbuy(\n  item='pen',\n  count=2,\n)\ncalculator('1')\n```",
+        "[buy(item='pen', count=2), calculator(expression='1')]",
+        "```tool_code\n[buy(item='pen', count=2), calculator(expression='1')]\n```",
+    ],
+)
+def test_gemma_3_calls_in_code_and_in_lists(text):
+    calls = (ToolCall("buy", {"item": "pen", "count": 2}), ToolCall("calculator", {"expression": "1"}))
+    assert PARSERS["gemma"].parse(text, TOOLS).calls == calls
+
+
+def test_python_lists_and_words_are_read_as_values():
+    tools = (spec("f", names="array", flag="boolean"),)
+    call = ToolCall("f", {"names": ["a", None], "flag": True})
+    assert PARSERS["short"].parse("f(names=['a', None], flag=True)", tools).calls == (call,)
+
+
+def test_a_name_inside_a_longer_word_is_no_call():
+    assert PARSERS["short"].parse("my_calculator(1) and x.calculator(2)", TOOLS).calls == ()
+
+
+def test_optional_text_that_looks_like_a_number_stays_text():
+    optional = {"type": "object", "properties": {"code": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    tools = (ToolSpec("f", "", optional),)
+    for value, read in (("007", "007"), ("12", "12"), ("null", None)):
+        text = f"<function=f>\n<parameter=code>\n{value}\n</parameter>\n</function>"
+        assert PARSERS["qwen3_coder"].parse(text, tools).calls == (ToolCall("f", {"code": read}),)
+
+
+def test_no_hostile_text_is_read_slower_than_the_bench_allows():
+    from agentlab.bench.parsing import slowest
+
+    for name, parser in PARSERS.items():
+        speed, what = slowest(parser, size=20_000)
+        assert speed > 1, f"{name} reads {what} at {speed:.1f} MB/s"

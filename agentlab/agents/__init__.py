@@ -1,6 +1,13 @@
 """Agents: they keep a conversation, and turn what the model says into actions."""
 
 from agentlab.agents.base import ConversationAgentBase, observation_messages
-from agentlab.agents.model import FrozenLakeAgent, ModelAgent, ToolAgent
+from agentlab.agents.model import FrozenLakeAgent, ModelAgent, ToolAgent, with_parser_of
 
-__all__ = ["ConversationAgentBase", "FrozenLakeAgent", "ModelAgent", "ToolAgent", "observation_messages"]
+__all__ = [
+    "ConversationAgentBase",
+    "FrozenLakeAgent",
+    "ModelAgent",
+    "ToolAgent",
+    "observation_messages",
+    "with_parser_of",
+]

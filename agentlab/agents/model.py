@@ -1,11 +1,12 @@
 """Agents in the box: one that talks, one that calls tools, one that walks over a frozen lake."""
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentlab.agents.base import ConversationAgentBase
-from agentlab.chat import ToolCallParser, parser_named
+from agentlab.chat import ToolCallParser, parser_named, parser_of_model
 from agentlab.tools import as_tools, specs_of
 from agentlab.types import Action, Message
 
@@ -28,7 +29,9 @@ class ToolAgent(ConversationAgentBase):
     Args:
         system_prompt: Said first; the description of the tools follows it.
         tool_map: Tools by name: instances, classes or annotated functions.
-        tool_parser_name: The syntax in which the model calls them, or a `ToolCallParser`.
+        tool_parser_name: The syntax in which the model calls them, or a `ToolCallParser`. "auto" is
+            the one that the model was taught, as its chat template tells: a rollout puts that in
+            (`with_parser_of`); by itself an agent takes "hermes".
         examples: Messages that show the task being done, put after the system prompt.
         describe_tools: False leaves the description out, where the prompt has one of its own.
 
@@ -40,12 +43,12 @@ class ToolAgent(ConversationAgentBase):
         self,
         system_prompt: str = "",
         tool_map: Mapping[str, Any] | None = None,
-        tool_parser_name: str | ToolCallParser = "hermes",
+        tool_parser_name: str | ToolCallParser = "auto",
         *,
         examples: Sequence[Message] = (),
         describe_tools: bool = True,
     ) -> None:
-        self.parser = parser_named(tool_parser_name)
+        self.parser = parser_named("hermes" if tool_parser_name == "auto" else tool_parser_name)
         self.tools = specs_of(as_tools(tool_map or {}))
         described = self.parser.describe(self.tools) if describe_tools else ""
         super().__init__("\n\n".join(filter(None, (system_prompt, described))), examples=examples)
@@ -54,6 +57,22 @@ class ToolAgent(ConversationAgentBase):
         self.record_response(response)
         parsed = self.parser.parse(response, self.tools)
         return Action(parsed.calls or parsed.text)
+
+
+def with_parser_of(
+    agent_class: Callable[..., Any], agent_kwargs: Mapping[str, Any], tokenizer: Any
+) -> Mapping[str, Any]:
+    """The keyword arguments with the model's own syntax where `tool_parser_name` is "auto".
+
+    That is where it is given as "auto", or left out by an agent class whose default it is.
+    """
+    try:
+        default = inspect.signature(agent_class).parameters["tool_parser_name"].default
+    except (KeyError, TypeError, ValueError):
+        default = None
+    if agent_kwargs.get("tool_parser_name", default) != "auto":
+        return agent_kwargs
+    return {**agent_kwargs, "tool_parser_name": parser_of_model(tokenizer)}
 
 
 class FrozenLakeAgent(ConversationAgentBase):

@@ -2,6 +2,6 @@
 
 from agentlab.chat.format import ChatFormat
 from agentlab.chat.parsers import ParsedResponse, ToolCallParser
-from agentlab.chat.syntaxes import parser_named
+from agentlab.chat.syntaxes import parser_named, parser_of_model
 
-__all__ = ["ChatFormat", "ParsedResponse", "ToolCallParser", "parser_named"]
+__all__ = ["ChatFormat", "ParsedResponse", "ToolCallParser", "parser_named", "parser_of_model"]

@@ -5,7 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from agentlab.chat.function_gemma import read_function_gemma, typed
 from agentlab.chat.parsers import (
+    MAX_ARGUMENTS,
+    MAX_CALLS,
     ToolCallParser,
     between,
     broken_call,
@@ -14,12 +17,14 @@ from agentlab.chat.parsers import (
     read_json,
     signatures,
 )
-from agentlab.chat.short_calls import ShortCalls, keyword_text, read_arguments
+from agentlab.chat.short_calls import closing_bracket, keyword_text, read_arguments
 from agentlab.types import ToolCall, ToolSpec
 
 PYTHON_TAG = "<|python_tag|>"
-FUNCTION_NAME = re.compile(r"([A-Za-z_][\w.-]{0,63})")
-ESCAPE = "<escape>"
+FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
+CODE_CALL = re.compile(r"[\s,\[]{0,64}+(?:print\()?([A-Za-z_][\w.-]{0,63})\(")
+MAX_CODE_LINES = 256
+"""Lines of one block of code in which calls are looked for."""
 
 
 @final
@@ -27,6 +32,7 @@ class Qwen3Coder(ToolCallParser):
     """XML-like tags with a value each, as Qwen3-Coder writes them; types come from the tools' schemas."""
 
     name = "qwen3_coder"
+    marks = (("<function=", "</function>"),)
 
     def render(self, call: ToolCall) -> str:
         values = "".join(
@@ -48,7 +54,10 @@ class Qwen3Coder(ToolCallParser):
             return broken_call("a tool call must begin with <function=name>")
         schema: Mapping[str, Any] = next((tool.parameters for tool in tools if tool.name == name), {})
         arguments: dict[str, Any] = {}
-        for part in inside.split("<parameter=")[1:]:
+        parts = inside.split("<parameter=", MAX_ARGUMENTS + 1)[1:]
+        if len(parts) > MAX_ARGUMENTS:
+            return ToolCall(name, {}, f"a call may have {MAX_ARGUMENTS} parameters, this has more")
+        for part in parts:
             key, opened, value = part.partition(">")
             value, ended, _ = value.partition("</parameter>")
             if not opened or not ended:
@@ -56,7 +65,7 @@ class Qwen3Coder(ToolCallParser):
             if key in arguments:
                 return ToolCall(name, {}, f"the parameter {key!r} is given twice")
             text = value.removeprefix("\n").removesuffix("\n")
-            arguments[key] = _typed(text, schema.get("properties", {}).get(key, {"type": "string"}))
+            arguments[key] = typed(text, schema.get("properties", {}).get(key, {"type": "string"}))
         return ToolCall(name, arguments)
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
@@ -71,6 +80,7 @@ class Llama3(ToolCallParser):
     """The turn is JSON with "name" and "parameters", or code, after <|python_tag|> or without it."""
 
     name = "llama3"
+    marks = ((PYTHON_TAG, "\0"), ('{"', "}"))
 
     def render(self, call: ToolCall) -> str:
         return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)
@@ -96,9 +106,14 @@ class Llama3(ToolCallParser):
 
 @final
 class Gemma(ToolCallParser):
-    """Python calls in ```tool_code blocks (Gemma 3), or `call:name{key:value}` in tags (FunctionGemma)."""
+    """Python calls in ```tool_code blocks or as `[name(key=value)]` and nothing else (Gemma 3), or
+    `call:name{key:value}` in tags (FunctionGemma).
+
+    Source: ai.google.dev/gemma/docs, function calling.
+    """
 
     name = "gemma"
+    marks = (("```tool_code", "\n```"), ("<start_function_call>", "<end_function_call>"))
 
     def render(self, call: ToolCall) -> str:
         return f"```tool_code\n{call.name}({keyword_text(call.arguments)})\n```"
@@ -106,7 +121,10 @@ class Gemma(ToolCallParser):
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
         if "<start_function_call>" in text:
             rest, bodies = between(text, "<start_function_call>", "<end_function_call>")
-            return rest, [_function_gemma(body.strip(), tools) for body in bodies]
+            return rest, [read_function_gemma(body.strip(), tools) for body in bodies]
+        listed = text.strip()
+        if listed.startswith("[") and listed.endswith(")]") and CODE_CALL.match(listed):
+            return "", _code_calls(listed, tools)
         rest, blocks = between(text, "```tool_code", "```")
         calls = [call for block in blocks for call in _code_calls(block, tools)]
         return rest, calls
@@ -123,7 +141,7 @@ def _objects(payload: str) -> list[tuple[Any, str | None]]:
     whole, error = read_json(payload)
     if error is None:
         return [(whole, None)]
-    pieces = re.split(r"\}[ \n]?;[ \n]?(?=\{)", payload)
+    pieces = re.split(r"\}[ \n]?;[ \n]?(?=\{)", payload, maxsplit=MAX_CALLS)
     return [read_json(piece + ("}" if index < len(pieces) - 1 else "")) for index, piece in enumerate(pieces)]
 
 
@@ -133,15 +151,28 @@ def _object_call(item: tuple[Any, str | None]) -> ToolCall:
 
 
 def _code_calls(block: str, tools: Sequence[ToolSpec]) -> list[ToolCall]:
-    """Calls in a block of code, one a line, perhaps inside print(...)."""
-    lines = [line.strip() for line in block.splitlines() if line.strip()]
-    unwrapped = [
-        line[len("print(") : -1] if line.startswith("print(") and line.endswith(")") else line for line in lines
-    ]
-    calls = [call for line in unwrapped for call in ShortCalls().parse(line).calls]
-    if not calls:
-        return [broken_call("a tool_code block must contain a call, name(argument=value)")]
-    return [_positional(call, tools) for call in calls]
+    """Calls in a block of code: on lines of their own, inside print(...), or in a list, [a(), b()]."""
+    code = block.strip()
+    calls: list[ToolCall] = []
+    begin = 0
+    for _ in range(MAX_CODE_LINES):
+        found = CODE_CALL.match(code, begin)
+        if found is not None and len(calls) <= MAX_CALLS:
+            end = closing_bracket(code, found.end() - 1, len(code))
+            calls.append(_code_call(found.group(1), None if end is None else code[found.end() : end], tools))
+            begin = len(code) if end is None else end + 1
+            continue
+        line_end = code.find("\n", begin)
+        if line_end < 0:
+            break
+        begin = line_end + 1
+    return calls or [broken_call("a tool_code block must contain a call, name(argument=value)")]
+
+
+def _code_call(name: str, arguments: str | None, tools: Sequence[ToolSpec]) -> ToolCall:
+    if arguments is None:
+        return ToolCall(name, {}, "the closing ')' of the call is missing")
+    return _positional(read_arguments(name, arguments.strip().removesuffix(","), ()), tools)
 
 
 def _positional(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -150,44 +181,3 @@ def _positional(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall:
     if list(call.arguments) == ["input"] and "input" not in known and len(known) >= 1:
         return ToolCall(call.name, {next(iter(known)): call.arguments["input"]}, call.error)
     return call
-
-
-def _function_gemma(body: str, tools: Sequence[ToolSpec]) -> ToolCall:
-    head, opened, inside = body.partition("{")
-    name = head.strip().removeprefix("call:").strip()
-    if not opened or not FUNCTION_NAME.fullmatch(name):
-        return broken_call("a function call must be call:name{key:value}")
-    if not inside.rstrip().endswith("}"):
-        return ToolCall(name, {}, "the closing '}' of the call is missing")
-    schema: Mapping[str, Any] = next((tool.parameters for tool in tools if tool.name == name), {})
-    arguments: dict[str, Any] = {}
-    for part in _escaped_parts(inside.rstrip()[:-1]):
-        key, colon, value = part.partition(":")
-        if not colon:
-            return ToolCall(name, {}, f"an argument must be key:value, got {part[:40]!r}")
-        escaped = value.startswith(ESCAPE)
-        text = value.replace(ESCAPE, "")
-        kind = {"type": "string"} if escaped else schema.get("properties", {}).get(key.strip(), {})
-        arguments[key.strip()] = _typed(text, kind)
-    return ToolCall(name, arguments)
-
-
-def _escaped_parts(text: str) -> list[str]:
-    """The parts of a text between commas that are not inside <escape> marks."""
-    parts = [""]
-    for index, piece in enumerate(text.split(ESCAPE)):
-        if index % 2:
-            parts[-1] += ESCAPE + piece + ESCAPE
-        else:
-            first, *more = piece.split(",")
-            parts[-1] += first
-            parts += more
-    return [part for part in parts if part.strip()]
-
-
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """A value that is written without quotes: text where text is wanted, else JSON if it is any."""
-    if schema.get("type") == "string":
-        return text
-    value, error = read_json(text.strip())
-    return text if error is not None else value

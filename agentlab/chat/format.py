@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ END_NAMES = (
 )
 """Special tokens that end a text in the model families we know; each counts where it exists."""
 
+AUTHORED_ROLES = ("system", "developer", "assistant")
+"""Who may write markup that is no special token but one token all the same, e.g. Qwen's <tool_call>."""
+
 ASSISTANT_MARK = "qzASSISTANTqz"
 MESSAGE_MARK = "qzMESSAGEqz"
 DIALOGUES: tuple[tuple[Message, ...], ...] = (
@@ -33,6 +36,12 @@ DIALOGUES: tuple[tuple[Message, ...], ...] = (
 )
 """What stands before a sampled turn when a delta is rendered. The system message keeps templates
 from putting their default one in; the second is for templates that refuse system messages."""
+
+PROBES = {
+    "what an assistant said": ASSISTANT_MARK,
+    "the reasoning of earlier turns": f"<think>\nqzREASONqz\n</think>\n\n{ASSISTANT_MARK}",
+}
+"""Turns that a template may change once something follows them."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,16 @@ class Closing:
 class ChatFormat:
     """A tokenizer's chat template as token deltas: what was sampled is never encoded again.
 
-    Everything is read off the template at construction, by rendering small dialogues. Contents of
-    messages are text, whoever wrote them: where one spells a special token, it is encoded as
-    ordinary characters. A template without a tool role gets tool results as user messages (see
+    Everything is read off the template at construction, by rendering small dialogues, and the deltas
+    are held against its full rendering there. A template that changes earlier turns once something
+    follows them says so in `rewrites`; then every turn is held against the full rendering (`appends`).
+
+    Contents of messages are text, whoever wrote them: where one spells a special token, it is encoded
+    as ordinary characters. So is markup that the template writes and that is one token without being
+    special (Qwen's <tool_call>, <tool_response>, <think>), where anybody but the system prompt or the
+    assistant wrote it. `tools=` is never given to a template, since many ignore it: agents describe
+    their tools in the system prompt. A template without a tool role gets tool results as user
+    messages, one without a system role gets its text at the beginning of the first user message (see
     `template_messages`).
 
     Holds no state but its caches, so any thread may use it.
@@ -71,13 +87,17 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._options = dict(template_options or {})
         self._specials = special_tokens(tokenizer)
-        spelled = sorted(self._specials, key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        self._controls = self._specials | markup_tokens(tokenizer)
+        self._special_pattern, self._control_pattern = any_of(self._specials), any_of(self._controls)
+        self._anchor = self._find_anchor()
         self._cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._dialogue = self._choose_dialogue()
+        self.system_role: bool = self._dialogue[0]["role"] == "system"
         self.tool_role: str = tool_role or ("tool" if self._has_tool_role() else "user")
-        self._closings = {role: self._closing(role) for role in {"user", self.tool_role}}
+        self._closings = {role: self._closing(role) for role in dict.fromkeys(("user", self.tool_role))}
         self.stop_token_ids: tuple[int, ...] = self._find_stop_tokens()
+        self.rewrites: str = self._find_rewrites()
+        """In a sentence, what the template changes in earlier turns; empty if it only ever appends."""
         self._start = functools.lru_cache(CACHED_PROMPTS)(self._encode_start)
         self._after = functools.lru_cache(CACHED_PROMPTS)(self._encode_after)
 
@@ -101,6 +121,20 @@ class ChatFormat:
         open_turn, closed_by, after_closing = self._after(as_key(messages))
         return after_closing if sampled and sampled[-1] == closed_by else open_turn
 
+    def appends(self, seen: Sequence[Message], messages: Sequence[Message]) -> bool:
+        """Whether the template shows all that was said before as it was, so that a delta may follow it.
+
+        Always true of a template that rewrites nothing. Differences in white space do not count.
+
+        Args:
+            seen: The messages of the prompt from which the last turn was sampled.
+            messages: Those, then that turn, then what is new.
+
+        Raises:
+            ConfigError: the template refuses the conversation.
+        """
+        return not self.rewrites or self._is_appended(seen, messages)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without the end-of-turn tokens at its end."""
         end = len(tokens)
@@ -115,6 +149,7 @@ class ChatFormat:
 
         Content that is missing becomes empty text. Where the template has no tool role, results
         that follow each other become one user message, a line each, so that roles still alternate.
+        Where it has no system role, a system message goes to the beginning of the user message after it.
         """
         made: list[Message] = []
         joins = False
@@ -128,13 +163,13 @@ class ChatFormat:
             else:
                 made.append({**message, "role": role})
             joins = falls_back or (joins and role == "user")
-        return made
+        return made if self.system_role else without_system(made)
 
     # -- encoding ---------------------------------------------------------------------------------
 
     def _encode_start(self, key: str) -> tuple[int, ...]:
         text, mark = self._render(self.template_messages(json.loads(key)))
-        return self._encode(text, mark)
+        return self._encode(text, mark, begins=True)
 
     def _encode_after(self, key: str) -> tuple[tuple[int, ...], int | None, tuple[int, ...]]:
         """Ids to append to an open turn; the token that closes a turn; ids to append to a closed one."""
@@ -147,34 +182,51 @@ class ChatFormat:
         after_closing = self._encode(delta[len(closing.text) :], mark)
         return self._encode(delta, mark), closing.token_id, after_closing[1:]
 
-    def _encode(self, text: str, mark: str) -> tuple[int, ...]:
+    def _encode(self, text: str, mark: str, *, begins: bool = False) -> tuple[int, ...]:
         """Ids of a text, cut at the marks; half of a surrogate pair, which no encoding has, becomes "?"."""
         pieces = text.encode("utf-8", "replace").decode("utf-8").split(mark)
-        return tuple(i for piece in pieces if piece for i in self._tokenizer.encode(piece, add_special_tokens=False))
+        first = self._tokenizer.encode(pieces[0], add_special_tokens=False) if begins else self._continued(pieces[0])
+        return (*first, *(token for piece in pieces[1:] for token in self._continued(piece)))
+
+    def _continued(self, piece: str) -> list[int]:
+        """Ids of a text that continues another."""
+        if not piece:
+            return []
+        return self._tokenizer.encode(self._anchor + piece, add_special_tokens=False)[1 if self._anchor else 0 :]
+
+    def _find_anchor(self) -> str:
+        """A special token to put before a text that continues another, where the tokenizer would else
+        take it for a beginning and put a space before it; else nothing."""
+        for special, token in self._specials.items():
+            anchored = self._tokenizer.encode(f"{special}a\nb", add_special_tokens=False)
+            if anchored[:1] == [token]:
+                return "" if anchored[1:] == self._tokenizer.encode("a\nb", add_special_tokens=False) else special
+        return ""
 
     def _render(self, messages: list[Message]) -> tuple[str, str]:
         """The template's text, and the mark at which it must be cut before it is encoded."""
         mark = "qzCUTqz"
-        if self._special_pattern is None:
-            return self._apply(messages), mark
         while any(mark in str(message) for message in messages):
             mark += "z"
-        defused = [self._defuse(message, mark) for message in messages]
-        return self._apply(defused), mark
+        return self._apply([self._defuse_message(message, mark) for message in messages]), mark
 
-    def _defuse(self, value: Any, mark: str) -> Any:
-        """The value with a mark inside everything in its texts that spells a special token."""
+    def _defuse_message(self, message: Message, mark: str) -> Message:
+        authored = message["role"] in AUTHORED_ROLES
+        pattern = self._special_pattern if authored else self._control_pattern
+        return message if pattern is None else self._defuse(message, mark, pattern)
+
+    def _defuse(self, value: Any, mark: str, pattern: re.Pattern[str]) -> Any:
+        """The value with a mark inside everything in its texts that spells a control token."""
         if isinstance(value, str):
-            return self._defuse_text(value, mark)
+            return self._defuse_text(value, mark, pattern)
         if isinstance(value, dict):
-            return {self._defuse(key, mark): self._defuse(item, mark) for key, item in value.items()}
-        return [self._defuse(item, mark) for item in value] if isinstance(value, list) else value
+            return {self._defuse(k, mark, pattern): self._defuse(item, mark, pattern) for k, item in value.items()}
+        return [self._defuse(item, mark, pattern) for item in value] if isinstance(value, list) else value
 
-    def _defuse_text(self, text: str, mark: str) -> str:
-        assert self._special_pattern is not None
+    def _defuse_text(self, text: str, mark: str, pattern: re.Pattern[str]) -> str:
         pieces: list[str] = []
         begin = 0
-        while found := self._special_pattern.search(text, begin):
+        while found := pattern.search(text, begin):
             if len(found.group()) == 1:
                 raise ConfigError(
                     f"A message contains {found.group()!r}, which is a special token of one character and so "
@@ -230,10 +282,32 @@ class ChatFormat:
 
     def _closing(self, role: str) -> Closing | None:
         between = self._between(role)
-        found = self._special_pattern.search(between) if self._special_pattern and between is not None else None
+        found = self._control_pattern.search(between) if self._control_pattern and between is not None else None
         if between is None or found is None:
             return None
-        return Closing(between[: found.start()], found.group(), self._specials[found.group()])
+        return Closing(between[: found.start()], found.group(), self._controls[found.group()])
+
+    def _find_rewrites(self) -> str:
+        """What the template changes in a turn once a message follows it."""
+        found: list[str] = []
+        for what, said in PROBES.items():
+            for role in self._closings:
+                if self._between(role) is None:
+                    continue
+                turn = {"role": "assistant", "content": said}
+                after = [*self._dialogue, turn, {"role": role, "content": MESSAGE_MARK}]
+                if not self._is_appended(self._dialogue, after):
+                    found.append(f"{what} when a {role} message follows")
+        return f"the chat template changes or leaves out {' and '.join(found)}" if found else ""
+
+    def _is_appended(self, seen: Sequence[Message], messages: Sequence[Message]) -> bool:
+        """Whether the full rendering is that of `seen`, the turn, and the delta after it."""
+        turn, news = messages[len(seen)], messages[len(seen) + 1 :]
+        mark = {"role": "assistant", "content": ASSISTANT_MARK}
+        delta = self._apply([*self._dialogue, mark, *self.template_messages(news)]).split(ASSISTANT_MARK, 1)[1]
+        said = checked_message(turn)["content"]
+        built = self._apply(self.template_messages(seen)) + said + delta
+        return "".join(built.split()) == "".join(self._apply(self.template_messages(messages)).split())
 
     def _find_stop_tokens(self) -> tuple[int, ...]:
         eos = getattr(self._tokenizer, "eos_token_id", None)
@@ -251,6 +325,31 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
         if text not in texts and len(ids) == 1:
             texts[text] = ids[0]
     return texts
+
+
+def markup_tokens(tokenizer: Any) -> dict[str, int]:
+    """Added tokens that are not special but that the chat template writes, each with its id."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    plain = {str(token): index for index, token in added.items() if not getattr(token, "special", True)}
+    return {text: index for text, index in plain.items() if len(text.strip()) > 1 and text in template}
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds any of the texts, the longest first; None of none."""
+    spelled = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, spelled))) if spelled else None
+
+
+def without_system(messages: Sequence[Message]) -> list[Message]:
+    """The messages, each system message put at the beginning of the user message that follows it."""
+    made: list[Message] = []
+    for message in messages:
+        if made and made[-1]["role"] == "system" and message["role"] == "user":
+            made[-1] = {**message, "content": f"{made[-1]['content']}\n\n{message['content']}"}
+        else:
+            made.append(message)
+    return made
 
 
 def as_key(messages: Sequence[Message]) -> str:

@@ -10,6 +10,14 @@ from typing import Any, final
 from agentlab.types import ToolCall, ToolSpec
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+MAX_CALLS = 64
+"""Calls of one turn that are read; what a turn says beyond them is one call with an error."""
+MAX_ARGUMENTS = 64
+"""Arguments of one call that is not JSON."""
+MAX_REASONING = 64
+"""Parts of reasoning of one turn that are told apart; after them all up to the last </think> is one."""
+MAX_JSON_OBJECTS = 4096
+"""Objects that the JSON of one call may hold."""
 EXAMPLE_VALUES = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
@@ -25,12 +33,17 @@ class ParsedResponse:
 class ToolCallParser(abc.ABC):
     """One syntax of tool calls. Holds no state.
 
+    Reasoning, in <think> tags or before a lone </think>, is set apart first, unless the tags stand
+    inside a call.
+
     A call that is malformed, cut off or otherwise unusable is still a `ToolCall`: its `error` says
     what is wrong, for the model to read. Whether the tool exists and takes these arguments is
     checked where it is run.
     """
 
     name: str
+    marks: tuple[tuple[str, str], ...] = ()
+    """What a call begins and ends with; between them <think> is no reasoning."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedResponse:
         """What the turn says. Never raises; takes time linear in the length of the text.
@@ -39,8 +52,10 @@ class ToolCallParser(abc.ABC):
             text: A whole turn of the model. Calls inside its reasoning do not count.
             tools: The tools on offer. Syntaxes that leave out names or types need them.
         """
-        reasoning, said = split_reasoning(text)
+        reasoning, said = split_reasoning(text, self.marks)
         rest, calls = self._find(said, tools)
+        if len(calls) > MAX_CALLS:
+            calls = [*calls[:MAX_CALLS], broken_call(f"a turn may make {MAX_CALLS} calls; the others were not run")]
         return ParsedResponse(rest.strip(), tuple(calls), reasoning)
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
@@ -64,6 +79,7 @@ class Hermes(ToolCallParser):
     """JSON in <tool_call> tags, as Hermes and Qwen models write it."""
 
     name = "hermes"
+    marks = (("<tool_call>", "</tool_call>"),)
 
     def render(self, call: ToolCall) -> str:
         return f"<tool_call>\n{call_json(call)}\n</tool_call>"
@@ -84,6 +100,7 @@ class JSONCalls(ToolCallParser):
     """The whole turn is a JSON object with "name" and "arguments", or a list of them, perhaps fenced."""
 
     name = "json"
+    marks = (('{"', "}"),)
 
     def render(self, call: ToolCall) -> str:
         return call_json(call)
@@ -110,26 +127,59 @@ class JSONCalls(ToolCallParser):
 # -- parts that syntaxes share --------------------------------------------------------------------
 
 
-def split_reasoning(text: str) -> tuple[str, str]:
-    """The reasoning of a turn and what it says after it; reasoning that was cut off takes all the rest."""
-    if THINK_CLOSE in text:
-        before, after = text.split(THINK_CLOSE, 1)
-        return before.replace(THINK_OPEN, "", 1).strip(), after
-    if THINK_OPEN in text:
-        before, after = text.split(THINK_OPEN, 1)
-        return after.strip(), before
-    return "", text
+def split_reasoning(text: str, marks: Sequence[tuple[str, str]] = ()) -> tuple[str, str]:
+    """The reasoning of a turn, and what it says beside it; reasoning that was cut off takes all the rest.
+
+    Args:
+        text: The turn. Where it closes reasoning that it did not open, the prompt had opened it.
+        marks: What calls begin and end with: reasoning tags inside a call are part of it.
+    """
+    begin = text.find(THINK_CLOSE)
+    reasoning: list[str] = []
+    said: list[str] = []
+    if begin >= 0 and THINK_OPEN not in text[:begin] and not _is_inside(begin, text, marks):
+        reasoning.append(text[:begin])
+        begin += len(THINK_CLOSE)
+    else:
+        begin = 0
+    while (opened := text.find(THINK_OPEN, begin)) >= 0 and not _call_begins(text, begin, opened, marks):
+        said.append(text[begin:opened])
+        closed = text.find(THINK_CLOSE, opened) if len(reasoning) < MAX_REASONING else text.rfind(THINK_CLOSE, opened)
+        reasoning.append(text[opened + len(THINK_OPEN) : closed if closed >= 0 else len(text)])
+        begin = closed + len(THINK_CLOSE) if closed >= 0 else len(text)
+    said.append(text[begin:])
+    return "\n".join(filter(None, map(str.strip, reasoning))), "".join(said)
+
+
+def _call_begins(text: str, begin: int, end: int, marks: Sequence[tuple[str, str]]) -> bool:
+    return any(text.find(opening, begin, end) >= 0 for opening, _ in marks)
+
+
+def _is_inside(place: int, text: str, marks: Sequence[tuple[str, str]]) -> bool:
+    """Whether a call that began before this place has not ended there."""
+    return any(text.rfind(opening, 0, place) > text.rfind(closing, 0, place) for opening, closing in marks)
 
 
 def between(text: str, opening: str, closing: str) -> tuple[str, list[str]]:
-    """The text without what stands between tags, and what does; a tag left open reaches to the end."""
-    first, *parts = text.split(opening)
+    """The text without what stands between tags, and what does; a tag left open reaches to the next.
+
+    Of more than `MAX_CALLS` payloads only one more is read.
+    """
+    rest: list[str] = []
     payloads: list[str] = []
-    rest = [first]
-    for part in parts:
-        payload, _, after = part.partition(closing)
-        payloads.append(payload)
-        rest.append(after)
+    begin = 0
+    start = text.find(opening)
+    while start >= 0 and len(payloads) <= MAX_CALLS:
+        rest.append(text[begin:start])
+        start += len(opening)
+        following = text.find(opening, start)
+        limit = following if following >= 0 else len(text)
+        closed = text.find(closing, start, limit)
+        payloads.append(text[start : closed if closed >= 0 else limit])
+        begin = closed + len(closing) if closed >= 0 else limit
+        start = following
+    if len(payloads) <= MAX_CALLS:
+        rest.append(text[begin:])
     return "".join(rest), payloads
 
 
@@ -169,6 +219,8 @@ def read_json(text: str) -> tuple[Any, str | None]:
     """The value of a JSON text, or what is wrong with it."""
     if not text:
         return None, "the tool call is empty"
+    if text.count("{") > MAX_JSON_OBJECTS:
+        return None, f"the JSON holds more than {MAX_JSON_OBJECTS} objects"
     try:
         return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates), None
     except RecursionError:

@@ -2,17 +2,23 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-from agentlab.chat.parsers import ToolCallParser, example_call, read_json, signatures
+from agentlab.chat.parsers import MAX_ARGUMENTS, MAX_CALLS, ToolCallParser, example_call, read_json, signatures
 from agentlab.types import ToolCall, ToolSpec
 
 PYTHON_VALUES = {"True": True, "False": False, "None": None}
+PYTHON_WORD = re.compile(r"\b(?:True|False|None)\b")
+MAX_BRACKETS = 256
+"""Brackets and quotes of one call that are paired; with more, they are taken as text."""
+SIGNIFICANT = re.compile(r'["()\[\]{}]')
+SEPARATING = re.compile(r'["()\[\]{},]')
+STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 NAME = r"[A-Za-z_][\w.-]{0,63}"
 LINE_CALL = re.compile(rf"^[ \t]*({NAME})[(]", re.MULTILINE)
-ACTION = re.compile(rf"^[ \t]*Action:[ \t]*({NAME})[ \t]*([(\[]?)", re.MULTILINE)
+ACTION = re.compile(rf"\n[ \t]{{0,16}}Action:[ \t]*({NAME})[ \t]*([(\[]?)")
 ACTION_INPUT = re.compile(r"\s{0,8}Action Input:", re.MULTILINE)
 KEYWORD = re.compile(r"\s*([A-Za-z_]\w{0,63})\s*=(?!=)")
 
@@ -32,8 +38,10 @@ class ShortCalls(ToolCallParser):
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
         names = sorted((re.escape(tool.name) for tool in tools), key=len, reverse=True)
-        pattern = re.compile(rf"(?<![\w.-])({'|'.join(names)})[(]") if names else LINE_CALL
-        return _scan(text, pattern, tools)
+        if not names:
+            return _scan(text, LINE_CALL, tools)
+        # A look-behind in the pattern would keep `re` from searching for the names' first letters.
+        return _scan(text, re.compile(rf"({'|'.join(names)})[(]"), tools, stands=_begins_word)
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -49,12 +57,13 @@ class ReAct(ToolCallParser):
     """
 
     name = "react"
+    marks = (("Action:", "\n"),)
 
     def render(self, call: ToolCall) -> str:
         return f"Action: {call.name}[{render_arguments(call.arguments)}]"
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        return _scan(text, ACTION, tools)
+        return _scan(f"\n{text}", ACTION, tools)
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -66,16 +75,31 @@ def _example(parser: ToolCallParser, tool: ToolSpec) -> str:
     return parser.render(example_call(tool))
 
 
-def _scan(text: str, pattern: re.Pattern[str], tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-    """All calls whose beginning the pattern finds, and the text around them."""
+def _scan(
+    text: str, pattern: re.Pattern[str], tools: Sequence[ToolSpec], *, stands: Callable[[str, int], bool] | None = None
+) -> tuple[str, list[ToolCall]]:
+    """All calls whose beginning the pattern finds, and the text around them.
+
+    Args:
+        stands: Whether a call may begin at this place of the text.
+    """
     rest: list[str] = []
     calls: list[ToolCall] = []
     begin = 0
-    while found := pattern.search(text, begin):
+    while len(calls) <= MAX_CALLS and (found := pattern.search(text, begin)):
         rest.append(text[begin : found.start()])
+        if stands is not None and not stands(text, found.start()):
+            rest.append(found.group())
+            begin = found.end()
+            continue
         raw, begin, error = _raw_arguments(text, found)
         calls.append(ToolCall(found.group(1), {}, error) if error else read_arguments(found.group(1), raw, tools))
     return "".join([*rest, text[begin:]]), calls
+
+
+def _begins_word(text: str, place: int) -> bool:
+    before = text[place - 1 : place]
+    return not (before.isalnum() or before in ("_", ".", "-"))
 
 
 def _raw_arguments(text: str, found: re.Match[str]) -> tuple[str, int, str | None]:
@@ -99,40 +123,34 @@ def _end_of_line(text: str, begin: int) -> int:
     return len(text) if end < 0 else end
 
 
-def closing_bracket(text: str, begin: int) -> int | None:
-    """Where the bracket at `begin` is closed on its line, other brackets and quoted text skipped.
+def closing_bracket(text: str, begin: int, end: int | None = None) -> int | None:
+    """Where the bracket at `begin` is closed before `end`, other brackets and quoted text skipped.
 
-    Brackets that do not pair and quotes that do not close are taken as text: then the last closing
-    bracket of the kind on the line counts.
+    Brackets that do not pair and quotes that do not close are taken as text, and so are all where
+    there are more than `MAX_BRACKETS`: then the last closing bracket of the kind counts.
+
+    Args:
+        end: By default the end of the line.
     """
-    line_end = _end_of_line(text, begin)
+    end = _end_of_line(text, begin) if end is None else end
     waiting: list[str] = []
     position = begin
-    while position < line_end:
-        character = text[position]
+    for _ in range(MAX_BRACKETS):
+        found = SIGNIFICANT.search(text, position, end)
+        if found is None:
+            break
+        character, position = found.group(), found.end()
         if character == '"':
-            position = _end_of_string(text, position, line_end)
+            quoted = STRING.match(text, found.start(), end)
+            position = quoted.end() if quoted else end
         elif character in CLOSING:
             waiting.append(CLOSING[character])
         elif waiting and character == waiting[-1]:
             waiting.pop()
             if not waiting:
-                return position
-        position += 1
-    last = text.rfind(CLOSING[text[begin]], begin, line_end)
+                return found.start()
+    last = text.rfind(CLOSING[text[begin]], begin, end)
     return last if last >= 0 else None
-
-
-def _end_of_string(text: str, begin: int, line_end: int) -> int:
-    """Where a double-quoted string ends; its beginning, if it never does."""
-    position = begin + 1
-    while position < line_end:
-        if text[position] == "\\":
-            position += 1
-        elif text[position] == '"':
-            return position
-        position += 1
-    return line_end
 
 
 def read_arguments(name: str, raw: str, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -169,32 +187,50 @@ def _keyword_arguments(raw: str, properties: Mapping[str, Any]) -> list[tuple[st
     return pairs if known else None
 
 
-def split_commas(text: str) -> list[str]:
-    """The parts of a text between commas that stand in no bracket and no double-quoted string."""
-    parts: list[str] = []
-    depth = begin = position = 0
-    while position < len(text):
-        character = text[position]
+def split_commas(text: str) -> Iterator[str]:
+    """The parts of a text between commas that stand in no bracket and no double-quoted string.
+
+    After `MAX_ARGUMENTS` parts, or `MAX_BRACKETS` brackets, quotes and commas, the rest is one part.
+    """
+    depth = begin = position = num_parts = 0
+    for _ in range(MAX_BRACKETS):
+        found = SEPARATING.search(text, position)
+        if found is None or num_parts == MAX_ARGUMENTS:
+            break
+        character, position = found.group(), found.end()
         if character == '"':
-            position = _end_of_string(text, position, len(text))
+            quoted = STRING.match(text, found.start())
+            position = quoted.end() if quoted else len(text)
         elif character in "([{":
             depth += 1
         elif character in ")]}":
             depth = max(0, depth - 1)
-        elif character == "," and depth == 0:
-            parts.append(text[begin:position])
-            begin = position + 1
-        position += 1
-    return [*parts, text[begin:]]
+        elif depth == 0:
+            yield text[begin : found.start()]
+            begin = position
+            num_parts += 1
+    yield text[begin:]
 
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
-    """A value as written: quoted or not where text is wanted, JSON where something else is."""
+    """A value as written: quoted or not where text is wanted, JSON or Python where something else is."""
     value, error = read_json(text)
-    if error is not None:
-        quoted = len(text) >= 2 and text[0] == text[-1] == "'"
-        return text[1:-1] if quoted else PYTHON_VALUES.get(text, text)
-    return text if schema.get("type") == "string" and not isinstance(value, str) else value
+    if error is None:
+        return text if schema.get("type") == "string" and not isinstance(value, str) else value
+    if len(text) >= 2 and text[0] == text[-1] == "'":
+        return text[1:-1]
+    if text in PYTHON_VALUES:
+        return PYTHON_VALUES[text]
+    if text[:1] in ("[", "{") and schema.get("type") != "string":
+        return _python_value(text)
+    return text
+
+
+def _python_value(text: str) -> Any:
+    """A list or dictionary as Python writes it, if it has no double quotes; else the text."""
+    named = PYTHON_WORD.sub(lambda word: {"True": "true", "False": "false", "None": "null"}[word.group()], text)
+    value, error = read_json(named if '"' in text else named.replace("'", '"'))
+    return text if error is not None else value
 
 
 def render_arguments(arguments: Mapping[str, Any]) -> str:

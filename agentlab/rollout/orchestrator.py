@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from agentlab.agents import ConversationAgentBase
+from agentlab.agents import ConversationAgentBase, with_parser_of
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import BEAT_S, LoopThread, WorkerPool, first_error
 from agentlab.errors import ConfigError, RunError
@@ -68,7 +68,8 @@ class RolloutOrchestrator:
         check_roles(agent_class=agent_class, env_class=env_class, agent_kwargs=agent_options, env_kwargs=env_options)
         self._engine, self._min_scored = engine, min(min_scored, self.config.group_size)
         self._chat = ChatFormat(engine.tokenizer)
-        self._make_agent = lambda: agent_class(**agent_options)
+        parsed_options = with_parser_of(agent_class, agent_options, engine.tokenizer)
+        self._make_agent = lambda: agent_class(**parsed_options)
         self._make_environment = lambda task: env_class(task, **env_options)
         self._ready: collections.deque[tuple[TrajectoryGroup, int]] = collections.deque()
         self._changed = anyio.Event()
@@ -78,6 +79,8 @@ class RolloutOrchestrator:
         self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
         self._failures: collections.Counter[str] = collections.Counter()
         self._first_failures: list[tuple[Task, Failure]] = []
+        self.notes: tuple[str, ...] = ()
+        """What a person should know of the episodes; each is said once."""
         self._last_progress_ns = now_ns()
         self._pool: WorkerPool | None = None
         self._version = self._first_version = version
@@ -298,6 +301,8 @@ class RolloutOrchestrator:
             del self._episodes[id(episode)]
         self._last_progress_ns = now_ns()
         self._recent.append(trajectory)
+        if len(trajectory.rows) > 1 and not self.notes:
+            self.notes = (forked_note(trajectory, self._chat.rewrites),)
         if trajectory.failure is not None:
             self._failures[trajectory.failure.stage] += 1
             if len(self._first_failures) < 5:
@@ -370,6 +375,15 @@ def check_roles(
     agent = agent_class(**agent_kwargs)
     if not isinstance(agent, ConversationAgentBase):
         raise ConfigError(f"agent_class must make a ConversationAgentBase, got {type(agent).__name__}. Derive from it.")
+
+
+def forked_note(trajectory: Trajectory, rewrites: str) -> str:
+    """That a trajectory has several token rows, and why."""
+    why = rewrites or "the agent changed messages that the model had seen"
+    return (
+        f"Episode {trajectory.group_id}/{trajectory.episode} has {len(trajectory.rows)} token rows: {why}. "
+        "Each row is trained with exactly what the model read; every new row computes its whole prompt again."
+    )
 
 
 def _next_in_beats(groups: "queue.SimpleQueue[TrajectoryGroup | None]") -> TrajectoryGroup | None:

@@ -9,8 +9,8 @@ from agentlab.types import Completion, Message, TokenRow
 class Transcript:
     """Grows with an episode; owned by the loop.
 
-    `prompt()` of a turn begins with the prompt and the sampled tokens of the turn before. Where an
-    agent rewrites its history, a new row is begun.
+    `prompt()` of a turn begins with the prompt and the sampled tokens of the turn before. Where the
+    agent or the chat template rewrites what was said before, a new row is begun.
     """
 
     def __init__(self, chat: ChatFormat):
@@ -28,13 +28,19 @@ class Transcript:
         known = len(self._seen)
         if self._sampled is None:
             self._restart(messages)
-        elif list(messages[:known]) == self._seen and len(messages) > known and messages[known]["role"] == "assistant":
+        elif self._goes_on(messages):
             self._append(self._chat.extend(self._sampled, messages[known + 1 :]))
         else:
             self._finished.append(self._row())
             self._restart(messages)
         self._seen = [dict(message) for message in messages]
         return tuple(self._tokens)
+
+    def _goes_on(self, messages: Sequence[Message]) -> bool:
+        """Whether the messages are those seen before, the sampled turn, and what is new."""
+        known = len(self._seen)
+        kept = list(messages[:known]) == self._seen and len(messages) > known
+        return kept and messages[known]["role"] == "assistant" and self._chat.appends(self._seen, messages)
 
     def sampled(self, completion: Completion) -> None:
         """Append what the policy sampled."""
