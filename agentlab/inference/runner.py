@@ -18,7 +18,7 @@ from agentlab.inference.seats import Seats
 from agentlab.inference.shapes import Shapes
 from agentlab.models import Model
 from agentlab.models.tree import flat_arrays
-from agentlab.tracing import now_ns, record
+from agentlab.tracing import Stage, span
 from agentlab.types import Policy
 
 NUM_STOPS = 8
@@ -62,6 +62,8 @@ class Runner:
         self._max_dispatch = max_dispatch
         self._stop_token_ids = tuple(stop_token_ids)
         self._seen: set[Program] = set()
+        self._compiled = ""
+        """The program that the last call compiled; empty if it was compiled already."""
         self._warm = False
         self._shapes_of_weights = {path: (x.shape, x.dtype) for path, x in flat_arrays(model.params).items()}
         first = jax.tree.leaves(model.params)[0]
@@ -94,11 +96,10 @@ class Runner:
 
     def install(self, policy: Policy) -> None:
         """Run everything from now on under these weights. They are read, never donated."""
-        start_ns = now_ns()
-        self._weights = jax.block_until_ready(self._placed(policy.params))
+        with span("weight_sync", policy_version=policy.version):
+            self._weights = jax.block_until_ready(self._placed(policy.params))
         self.version = policy.version
         self._past, self._past_size = None, (0, 0)
-        record("weight_sync", start_ns, now_ns(), policy_version=policy.version)
 
     def _placed(self, params: Any) -> tuple[jax.Array, ...]:
         flat = flat_arrays(params)
@@ -115,11 +116,11 @@ class Runner:
         size = self._num_slots
         for at in range(0, len(copies), size):
             some = slice(at, at + size)
-            self._copy(_column(source[some], size, 0), _column(target[some], size, 0), len(source[some]))
+            with self._executing("prefill", copies=len(source[some])):
+                self._copy(_column(source[some], size, 0), _column(target[some], size, 0), len(source[some]))
 
     def prefill(self, plan: Plan) -> list[tuple[Chunk, int, float]]:
         """Run the chunks of a plan: for each, the token that follows it and its log-probability."""
-        start_ns = now_ns()
         rows = self._shapes.prefill_rows_for(len(plan.chunks), plan.chunk_size)
         chunks = plan.chunks
         tokens = np.zeros((rows, plan.chunk_size), np.int32)
@@ -136,28 +137,29 @@ class Runner:
             num_rows=np.int32(len(generations)),
         )
         context = self._shapes.prefill_context_for(max(starts))
-        token, logprob = self._prefill(batch, _sampling(range(len(generations)), generations, rows), context)
+        sampling = _sampling(range(len(generations)), generations, rows)
         num_tokens = sum(c.length for c in chunks)
-        self._spent("prefill", start_ns, num_sequences=len(chunks), tokens=num_tokens, rows=rows, context=context)
+        with self._executing("prefill", num_sequences=len(chunks), tokens=num_tokens, rows=rows, context=context):
+            token, logprob = self._prefill(batch, sampling, context)
         return list(zip(chunks, token.tolist(), logprob.tolist(), strict=False))
 
     def decode(self, plan: Plan, limits: Sequence[int]) -> list[tuple[Generation, list[int], list[float]]]:
         """Run the decode steps of a plan: for each generation its new tokens and log-probabilities."""
-        start_ns = now_ns()
         generations = plan.decoded
         size = self._shapes.rows_for(len(generations))
         context = self._shapes.context_for(max(len(g.cached) for g in generations))
         self._make_room(size, context)
         rows, stale = self._seats.seat(generations)
         batch = self._decode_rows(rows, stale, generations, limits, size)
-        tokens, logprobs, counts = self._decode(batch, _sampling(rows, generations, size), plan.num_steps)
-        lengths = counts[rows].tolist()
+        sampling = _sampling(rows, generations, size)
+        with self._executing("decode", num_sequences=len(generations), rows=size, context=context) as timed:
+            tokens, logprobs, counts = self._decode(batch, sampling, plan.num_steps)
+            lengths = counts[rows].tolist()
+            timed.tag(tokens=sum(lengths))
         for row, generation, length in zip(rows, generations, lengths, strict=True):
             self._seats.hold(row, generation, len(generation.cached) + length)
-        spent_ns = self._spent(
-            "decode", start_ns, num_sequences=len(generations), tokens=sum(lengths), rows=size, context=context
-        )
-        self.step_ns = spent_ns // max(lengths)
+        if not self._compiled:
+            self.step_ns = (timed.end_ns - timed.start_ns) // max(lengths)
         table = zip(generations, tokens[rows].tolist(), logprobs[rows].tolist(), lengths, strict=True)
         return [(g, row[:length], values[:length]) for g, row, values, length in table]
 
@@ -188,11 +190,15 @@ class Runner:
             self._past, self._past_size = jax.device_put(past, self._device), (rows, context)
             self._seats.clear(rows)
 
-    def _spent(self, stage: Any, start_ns: int, **tags: Any) -> int:
-        end_ns = now_ns()
-        record(stage, start_ns, end_ns, policy_version=self.version, **tags)
-        self.busy_ns += end_ns - start_ns
-        return end_ns - start_ns
+    @contextlib.contextmanager
+    def _executing(self, stage: Stage, **tags: Any) -> Iterator[span]:
+        """A span from the call of a program to its results on the host; of compilation where it was compiled."""
+        self._compiled = ""
+        with span(stage, policy_version=self.version, **tags) as timed:
+            yield timed
+            if self._compiled:
+                timed.becomes("compile", program=self._compiled)
+        self.busy_ns += 0 if self._compiled else timed.end_ns - timed.start_ns
 
     # -- programs ---------------------------------------------------------------------------------
 
@@ -203,7 +209,8 @@ class Runner:
         """
         for program, run in self._declared():
             yield program
-            run()
+            with span("compile", program=" ".join(map(str, program))):
+                run()
         self._warm = True
 
     def num_declared(self) -> int:
@@ -260,13 +267,12 @@ class Runner:
         """Notice when a program is compiled in the body."""
         traces: list[bool] = []
         token = programs.on_trace.set(lambda: traces.append(True))
-        start_ns = now_ns()
         try:
             yield
         finally:
             programs.on_trace.reset(token)
         if traces:
-            record("compile", start_ns, now_ns(), program=" ".join(map(str, program)))
+            self._compiled = " ".join(map(str, program))
             self.compilations += self._warm or program in self._seen
         self._seen.add(program)
 

@@ -1,5 +1,6 @@
 """Where device time went: busy time from merged intervals of real execution, idle time by its cause."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -100,6 +101,18 @@ def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop
     return Account(start, stop, sweep.seconds(together > 0), busy, idle)
 
 
+def joined(accounts: Iterable[Account]) -> Account:
+    """The account of several stretches of time, one after the other; at least one."""
+    accounts = tuple(accounts)
+    busy: dict[Stage, float] = {stage: math.fsum(one.busy[stage] for one in accounts) for stage in DEVICE_STAGES}
+    idle: dict[Cause, float] = {}
+    for one in accounts:
+        for cause, seconds in one.idle.items():
+            idle[cause] = idle.get(cause, 0.0) + seconds
+    whole = dict(sorted(idle.items(), key=lambda item: -item[1]))
+    return Account(accounts[0].start_ns, accounts[-1].stop_ns, math.fsum(one.busy_s for one in accounts), busy, whole)
+
+
 def _window(table: SpanTable, start_ns: int | None, stop_ns: int | None) -> tuple[int, int]:
     if start_ns is None:
         start_ns = int(table.start_ns.min()) if len(table) else min(0, stop_ns or 0)
@@ -116,20 +129,27 @@ class _Sweep:
         cuts, places = np.unique(moments, return_inverse=True)
         self._lengths_ns = np.diff(cuts).astype(np.float64)
         self.nowhere = np.zeros(len(self._lengths_ns), np.int64)
-        self._table = table
-        self._present = set(np.unique(table.stages).tolist())
-        self._starts, self._ends = places[: len(table)], places[len(table) : 2 * len(table)]
+        order = np.argsort(table.stages, kind="stable")
+        self._bounds = np.searchsorted(table.stages[order], np.arange(len(STAGE_CODES) + 1))
+        self._starts, self._ends = places[: len(table)][order], places[len(table) : 2 * len(table)][order]
+        self._counted: dict[str, np.ndarray] = {}
 
     def active(self, *stages: str) -> np.ndarray:
         """[pieces] how many spans of these stages are under way in each piece."""
-        codes = [code for stage in stages if (code := STAGE_CODES[stage]) in self._present]
-        if not codes:
-            return self.nowhere
-        mine = np.isin(self._table.stages, codes)
-        pieces = len(self._lengths_ns)
-        changes = np.bincount(self._starts[mine], minlength=pieces + 1)
-        changes -= np.bincount(self._ends[mine], minlength=pieces + 1)
-        return np.cumsum(changes)[:pieces]
+        counts = [self._active(stage) for stage in stages]
+        return counts[0] if len(counts) == 1 else sum(counts, self.nowhere)
+
+    def _active(self, stage: str) -> np.ndarray:
+        if stage not in self._counted:
+            mine = slice(self._bounds[STAGE_CODES[stage]], self._bounds[STAGE_CODES[stage] + 1])
+            pieces = len(self._lengths_ns)
+            if mine.start == mine.stop:
+                self._counted[stage] = self.nowhere
+            else:
+                changes = np.bincount(self._starts[mine], minlength=pieces + 1)
+                changes -= np.bincount(self._ends[mine], minlength=pieces + 1)
+                self._counted[stage] = np.cumsum(changes)[:pieces]
+        return self._counted[stage]
 
     def seconds(self, share: np.ndarray) -> float:
         """Seconds of the pieces, each weighted by its share in [0, 1]."""

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 MAX_RECORDS = 262_144
@@ -37,6 +38,18 @@ class Buffer:
                 continue
             if gone == self.num_gone:
                 return gone, records
+
+    def newer(self, count: int) -> tuple[int, list[Record]]:
+        """(how many there were ever, those after the first `count` that are still here, oldest first)."""
+        while True:
+            gone = self.num_gone
+            try:
+                ever = gone + len(self.records)
+                fresh = list(islice(reversed(self.records), max(0, ever - count)))
+            except RuntimeError:  # as above
+                continue
+            if gone == self.num_gone:
+                return ever, fresh[::-1]
 
     def take(self, count: int) -> list[Record]:
         """Remove the oldest ones; only for the owner, or when the owner has ended."""
@@ -94,11 +107,14 @@ class Buffers:
         """A reader that gets every record once, as long as it asks before buffers wrap around."""
         return Follower(self)
 
+    def all(self) -> tuple[Buffer, ...]:
+        """Every buffer."""
+        with self._lock:
+            return tuple(self._all)
+
     def snapshot(self) -> list[tuple[Buffer, int, list[Record]]]:
         """Every buffer with how many of its records are gone and a copy of the others, oldest first."""
-        with self._lock:
-            buffers = tuple(self._all)
-        return [(buffer, *buffer.copy()) for buffer in buffers]
+        return [(buffer, *buffer.copy()) for buffer in self.all()]
 
     def _overflow(self, buffer: Buffer) -> None:
         excess = len(buffer.records) - buffer.limit
@@ -151,9 +167,8 @@ class Follower:
 
     def _fresh(self) -> Iterator[tuple[Buffer, list[Record]]]:
         read, self._read = self._read, {}
-        for buffer, gone, records in self._buffers.snapshot():
-            fresh = records[max(0, read.get(buffer, 0) - gone) :]
-            self._read[buffer] = gone + len(records)
+        for buffer in self._buffers.all():
+            self._read[buffer], fresh = buffer.newer(read.get(buffer, 0))
             if fresh:
                 yield buffer, fresh
 

@@ -1,15 +1,17 @@
 """Spans as columns, so that a hundred thousand of them are counted and drawn by numpy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 from operator import itemgetter
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from agentlab.tracing.spans import Span, Stage, check_stage
 
+_AT_ONCE = 65_536
+"""Spans that are turned into columns at once: an iterator of many millions needs no more memory than its table."""
 STAGE_CODES: dict[str, int] = {stage: code for code, stage in enumerate(get_args(Stage))}
 
 
@@ -30,19 +32,27 @@ class SpanTable:
         """
         if isinstance(spans, SpanTable):
             return spans
-        spans = tuple(spans)
-        try:
-            codes = list(map(STAGE_CODES.__getitem__, map(itemgetter(0), spans)))
-        except KeyError as error:
-            check_stage(error.args[0])
-            raise
-        starts, ends = (np.array(list(map(itemgetter(column), spans)), np.int64) for column in (1, 2))
-        return cls(np.array(codes, np.int8), starts, ends)
+        tables = []
+        spans = iter(spans)
+        while some := tuple(islice(spans, _AT_ONCE)):
+            try:
+                tables.append(cls.of_records(some))
+            except KeyError as error:
+                check_stage(error.args[0])
+                raise
+        return cls.join(tables)
+
+    @classmethod
+    def of_records(cls, records: Sequence[tuple[Any, ...]]) -> "SpanTable":
+        """A table of records as the tracer keeps them, whose stages are known to be valid."""
+        codes, starts, ends = (list(map(itemgetter(column), records)) for column in range(3))
+        codes = np.array(list(map(STAGE_CODES.__getitem__, codes)), np.int8)
+        return cls(codes, np.array(starts, np.int64), np.array(ends, np.int64))
 
     @classmethod
     def join(cls, tables: "Iterable[SpanTable]") -> "SpanTable":
         """The rows of all these tables."""
-        rows = [(t.stages, t.start_ns, t.end_ns) for t in chain((cls.of(()),), tables)]
+        rows = [(t.stages, t.start_ns, t.end_ns) for t in (cls.of_records(()), *tables)]
         return cls(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from agentlab.tracing.buffers import MAX_RECORDS, Buffers
 from agentlab.tracing.spans import STAGES, Reading, Span, Stage, check_stage
 from agentlab.tracing.spill import Spill, by_start
+from agentlab.tracing.table import SpanTable
 
 _NO_TAGS: Mapping[str, Any] = {}
 _tags: ContextVar[Mapping[str, Any]] = ContextVar("agentlab_tags", default=_NO_TAGS)
@@ -38,7 +39,7 @@ class span:
         ConfigError: the stage is unknown; names the nearest.
     """
 
-    __slots__ = ("_context", "_note", "_stage", "_tags", "start_ns")
+    __slots__ = ("_context", "_note", "_stage", "_tags", "end_ns", "start_ns")
 
     def __init__(self, stage: Stage, **tags: Any):
         if stage not in STAGES:
@@ -58,13 +59,20 @@ class span:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _open.discard(self)
-        _append((self._stage, self.start_ns, _clock(), self._context, self._tags))
+        self.end_ns = _clock()
+        _append((self._stage, self.start_ns, self.end_ns, self._context, self._tags))
         if self._note is not None:
             self._note.__exit__(kind, error, at)
 
     def tag(self, **tags: Any) -> None:
         """Add what became known inside the body."""
         self._tags = {**(self._tags or {}), **tags}
+
+    def becomes(self, stage: Stage, **tags: Any) -> None:
+        """It turned out to be of another stage; an unknown one is refused as by the constructor."""
+        check_stage(stage)
+        self._stage = stage
+        self.tag(**tags)
 
     def so_far(self, now_ns: int) -> Span:
         """The span as if it ended now; it must have been entered."""
@@ -138,6 +146,17 @@ def follow_spans(since_ns: int) -> Callable[[], tuple[Span, ...]]:
     """
     follower = _spans.follow()
     return lambda: _as_spans(follower.new(), since_ns)
+
+
+def follow_table(since_ns: int) -> Callable[[], SpanTable]:
+    """As `follow_spans`, but as columns and in no order, for those who redraw often."""
+    follower = _spans.follow()
+
+    def new() -> SpanTable:
+        table = SpanTable.join(SpanTable.of_records(records) for _, records in follower.new())
+        return table.where(table.end_ns >= since_ns)
+
+    return new
 
 
 def counters(since_ns: int = 0) -> tuple[Reading, ...]:

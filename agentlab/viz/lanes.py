@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 
 from agentlab.tracing import Stage
 from agentlab.tracing.accounting import DEVICE_STAGES
-from agentlab.tracing.table import SpanTable
+from agentlab.tracing.table import STAGE_CODES, SpanTable
 from agentlab.viz.colors import STAGE_COLORS
 
 ROWS_PER_LANE = 24
@@ -51,6 +51,19 @@ def in_flight(table: SpanTable, edges_ns: np.ndarray) -> np.ndarray:
     return np.diff(covered) / np.diff(edges_ns)
 
 
+def flight_of(table: SpanTable, edges_ns: np.ndarray) -> np.ndarray:
+    """[stages, pixels] `in_flight` of every stage, by its code."""
+    found = np.zeros((len(STAGE_CODES), len(edges_ns) - 1))
+    order = np.argsort(table.stages, kind="stable")
+    bounds = np.searchsorted(table.stages[order], np.arange(len(STAGE_CODES) + 1))
+    starts, ends = table.start_ns[order], table.end_ns[order]
+    for code in np.unique(table.stages):
+        mine = slice(bounds[code], bounds[code + 1])
+        covered = _covered(starts[mine], edges_ns) - _covered(ends[mine], edges_ns)
+        found[code] = np.diff(covered) / np.diff(edges_ns)
+    return found
+
+
 def _covered(moments_ns: np.ndarray, edges_ns: np.ndarray) -> np.ndarray:
     """[edges] sum over the moments before an edge of the time since then."""
     moments = np.sort(moments_ns)
@@ -80,19 +93,25 @@ def draw_lanes(
     rows_per_lane: int = ROWS_PER_LANE,
 ) -> LanePicture:
     """Draw these lanes from `start_ns` to `stop_ns`, `pixels` wide."""
-    table = table.within(start_ns, stop_ns)
     edges = np.linspace(start_ns, max(stop_ns, start_ns + pixels), pixels + 1).astype(np.int64)
-    flight = {stage: in_flight(table.only(stage), edges) for lane in lanes for stage in lane.stages + lane.without}
-    image = np.full((len(lanes) * rows_per_lane, pixels, 3), 255, np.uint8)
+    flight = flight_of(table.within(start_ns, stop_ns), edges)
+    return paint_lanes(flight, lanes, rows_per_lane=rows_per_lane)
+
+
+def paint_lanes(flight: np.ndarray, lanes: tuple[Lane, ...], *, rows_per_lane: int = ROWS_PER_LANE) -> LanePicture:
+    """Draw these lanes of [stages, pixels] spans in flight."""
+    image = np.full((len(lanes) * rows_per_lane, flight.shape[1], 3), 255, np.uint8)
     margin = round(rows_per_lane * _MARGIN)
     peaks = []
     for index, lane in enumerate(lanes):
         bar = image[index * rows_per_lane + margin : (index + 1) * rows_per_lane - margin]
         if lane.stacked:
-            _fill_stacked(bar, [(stage, flight[stage]) for stage in lane.stages])
+            _fill_stacked(bar, [(stage, flight[STAGE_CODES[stage]]) for stage in lane.stages])
             peaks.append(1.0)
         else:
-            count = np.maximum(sum(flight[s] for s in lane.stages) - sum(flight[s] for s in lane.without), 0)
+            inside, outside = ([STAGE_CODES[s] for s in stages] for stages in (lane.stages, lane.without))
+            count = np.maximum(flight[inside].sum(axis=0) - flight[outside].sum(axis=0), 0)
+            count[count < 1e-6] = 0  # what rounding leaves
             peaks.append(float(count.max(initial=0)))
             _fill_shaded(bar, count, peaks[-1], STAGE_COLORS[lane.stages[0]])
     return LanePicture(image, tuple(lane.label for lane in lanes), tuple(peaks))
@@ -116,15 +135,13 @@ def rgb(color: str) -> np.ndarray:
 def _fill_stacked(bar: np.ndarray, shares: list[tuple[Stage, np.ndarray]]) -> None:
     height = (np.arange(len(bar))[::-1, None] + 0.5) / len(bar)
     scale = 1 / np.maximum(sum(share for _, share in shares), 1)
-    low = np.zeros(bar.shape[1])
-    bar[:] = _EMPTY
-    for stage, share in shares:
-        high = low + share * scale
-        bar[(height >= low) & (height < high)] = rgb(STAGE_COLORS[stage])
-        low = high
+    tops = np.cumsum([share * scale for _, share in shares], axis=0)
+    stage = (height >= tops[:, None, :]).sum(axis=0)
+    palette = np.array([*(rgb(STAGE_COLORS[stage]) for stage, _ in shares), np.full(3, _EMPTY)], np.uint8)
+    bar[:] = palette[stage]
 
 
 def _fill_shaded(bar: np.ndarray, count: np.ndarray, peak: float, color: str) -> None:
     strength = _FAINTEST + (1 - _FAINTEST) * count / max(peak, 1e-9)
     mixed = 255 + (rgb(color) - 255.0) * strength[:, None]
-    bar[:] = np.where((count > 0)[:, None], mixed, _EMPTY).astype(np.uint8)
+    bar[:] = np.where((count > 0)[:, None], mixed, _EMPTY).astype(np.uint8)[None]

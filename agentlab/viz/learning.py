@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -55,7 +56,10 @@ def reward_points(metrics: Sequence[Mapping[str, float]]) -> tuple[list[float], 
 
 def moving_mean(values: Sequence[float], width: int = _SMOOTH) -> list[float]:
     """The mean of each value and up to `width - 1` before it."""
-    return [math.fsum(values[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(len(values))]
+    if not len(values):
+        return []
+    sums = np.convolve(np.asarray(values, np.float64), np.ones(width))[: len(values)]
+    return (sums / np.minimum(np.arange(1, len(values) + 1), width)).tolist()
 
 
 def _new_axes() -> Axes:

@@ -14,17 +14,20 @@ import numpy as np
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
-from agentlab.tracing import Span, account, follow_spans, open_spans
+from agentlab.tracing import Span, follow_table, open_spans
 from agentlab.tracing.table import SpanTable
 from agentlab.types import RunSnapshot
 from agentlab.viz import facts
 from agentlab.viz.canvas import png
 from agentlab.viz.face import SIZES, Face
-from agentlab.viz.pictures import WINDOW_S, CurvePicture, LanesPicture
-from agentlab.viz.verdict import diagnose
+from agentlab.viz.minute import WINDOW_S, Minute, View
+from agentlab.viz.pictures import CurvePicture, LanesPicture
+from agentlab.viz.verdict import sentence
 
 _BEAT_S = 0.1
 _PACE_S = 10.0
+_CURVE_S = 3.0
+"""The curve is drawn again no sooner than after this: with the lanes it costs twice as much."""
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -52,12 +55,12 @@ class Dashboard:
     def __init__(self, run: ObservedRun, *, buttons: bool = True):
         self._run, self._buttons = run, buttons
         snapshot = run.snapshot()
-        self._new_spans = follow_spans(max(snapshot.start_ns, snapshot.now_ns - round(WINDOW_S * 1e9)))
-        self._table = SpanTable.of(())
-        self._tools: deque[Span] = deque(maxlen=5000)
+        self._new_spans = follow_table(max(snapshot.start_ns, snapshot.now_ns - round(WINDOW_S * 1e9)))
         self._tokens: deque[tuple[int, int]] = deque()
         self._lanes, self._curve = LanesPicture(), CurvePicture()
+        self._minute = Minute(self._lanes.columns, snapshot.start_ns)
         self._curve_of: tuple[int, int] | None = None
+        self._curve_ns = snapshot.now_ns - round(_CURVE_S * 1e9)
         self._pngs: dict[str, bytes] = {"lanes": b"", "curve": b""}
         self._images: dict[str, np.ndarray] = {}
         self._html = {"head": "", "foot": ""}
@@ -77,8 +80,8 @@ class Dashboard:
         if self.frozen:
             return
         try:
-            self._collect(snapshot)
-            self.refresh(snapshot, SpanTable.join((self._table, SpanTable.of(open_spans()))))
+            under_way = SpanTable.of(open_spans())
+            self._redraw(snapshot, self._minute.take(self._new_spans(), under_way, snapshot.now_ns))
         except Exception as error:  # a display that cannot be drawn must not end the run
             self._trouble = (f"The dashboard could not be redrawn: {type(error).__name__}: {error}",)
         if snapshot.status in facts.ENDED:
@@ -86,14 +89,18 @@ class Dashboard:
 
     def refresh(self, snapshot: RunSnapshot, spans: Iterable[Span] | SpanTable) -> None:
         """Draw the last minute of these spans and assign the result to the widgets, if there are any."""
-        table = SpanTable.of(spans)
-        stop_ns = snapshot.now_ns
-        found = account(table, max(snapshot.start_ns, stop_ns - round(WINDOW_S * 1e9)), stop_ns)
-        pace = self._tokens_per_s(snapshot)
-        verdict = diagnose(snapshot, self._tools, found=found).sentence
-        self._set_picture("lanes", self._lanes.render(table, found, stop_ns))
-        if self._curve_of != (counted := (len(snapshot.metrics), len(snapshot.evaluations))):
-            self._curve_of = counted
+        minute = Minute(self._lanes.columns, snapshot.start_ns)
+        self._curve_ns = snapshot.now_ns - round(_CURVE_S * 1e9)
+        self._redraw(snapshot, minute.take(SpanTable.of(spans), SpanTable.of(()), snapshot.now_ns))
+
+    def _redraw(self, snapshot: RunSnapshot, view: View) -> None:
+        found, pace = view.found, self._tokens_per_s(snapshot)
+        verdict = sentence(found)
+        self._set_picture("lanes", self._lanes.draw(view.flight, found))
+        counted = len(snapshot.metrics), len(snapshot.evaluations)
+        since_s = (snapshot.now_ns - self._curve_ns) / 1e9
+        if self._curve_of != counted and (since_s >= _CURVE_S or snapshot.status in facts.ENDED):
+            self._curve_of, self._curve_ns = counted, snapshot.now_ns
             self._set_picture("curve", self._curve.render(snapshot.metrics, snapshot.evaluations, snapshot.steps))
         self._html["head"] = facts.head_html(snapshot, pace)
         self._html["foot"] = facts.foot_html(snapshot, found, verdict, self._trouble)
@@ -159,15 +166,6 @@ class Dashboard:
             contextvars.Context().run(publish)
         except LookupError:  # ipykernel 7.0 publishes in the context of a cell only
             (self._context or contextvars.copy_context()).copy().run(publish)
-
-    def _collect(self, snapshot: RunSnapshot) -> None:
-        new = self._new_spans()
-        self._tools.extend(span for span in new if span.stage in ("tool", "step", "reset", "reward"))
-        since_ns = snapshot.now_ns - round(WINDOW_S * 1e9)
-        while self._tools and self._tools[0].end_ns < since_ns:
-            self._tools.popleft()
-        table = SpanTable.join((self._table, SpanTable.of(new)))
-        self._table = table.where(table.end_ns >= since_ns)
 
     def _tokens_per_s(self, snapshot: RunSnapshot) -> float:
         self._tokens.append((snapshot.now_ns, snapshot.engine.tokens_sampled))

@@ -10,17 +10,17 @@ from matplotlib.ticker import MaxNLocator
 
 from agentlab.tracing import Account, Stage
 from agentlab.tracing.table import SpanTable
-from agentlab.viz.canvas import Canvas
+from agentlab.viz.canvas import Canvas, Label
 from agentlab.viz.colors import BLUE, CAUSE_COLORS, FAINT, GREY, INK, PAPER, STAGE_COLORS, VERMILION
-from agentlab.viz.lanes import LANES, draw_lanes, rgb
+from agentlab.viz.lanes import LANES, flight_of, paint_lanes, rgb
 from agentlab.viz.learning import moving_mean, reward_points
+from agentlab.viz.minute import WINDOW_S
 
-WINDOW_S = 60.0
 _LIVE_LANES = LANES[:8]
 _FONT = 17
 _PIXELS_PER_CHARACTER = 13
-_SEGMENT_LABELS = 6
 _MOST_POINTS = 400
+_MOST_MARKERS = 100
 
 
 class LanesPicture:
@@ -36,46 +36,47 @@ class LanesPicture:
         lanes.set_yticks(np.arange(rows) + 0.5, [lane.label for lane in _LIVE_LANES])
         lanes.set_xticks([-60, -45, -30, -15, 0], ["60 s ago", "45", "30", "15", "now"])
         _plain(lanes)
-        beside = {"fontsize": _FONT - 2, "va": "center", "transform": lanes.get_yaxis_transform()}
-        lanes.text(1.01, -0.3, "max", color=GREY, **beside)
-        self._peaks = [lanes.text(1.01, row + 0.5, "", color=INK, **beside) for row in range(rows)]
+        lanes.text(
+            1.01, -0.3, "max", color=GREY, fontsize=_FONT - 2, va="center", transform=lanes.get_yaxis_transform()
+        )
         self._gauge = gauge = self._canvas.figure.add_axes((0.29, 0.03, 0.645, 0.10))
         gauge.set(xlim=(0, 1), ylim=(0, 1))
         gauge.set_yticks([0.5], ["device time"])
         gauge.set_xticks([])
         _plain(gauge)
-        style = {"fontsize": _FONT - 1, "ha": "center", "va": "center"}
-        self._segments = [gauge.text(0, 0.5, "", **style) for _ in range(_SEGMENT_LABELS)]
+        self.rows, self.columns = self._canvas.size_of(lanes)
 
     def render(self, table: SpanTable, found: Account, now_ns: int) -> np.ndarray:
         """[height, width, 3] uint8 picture of the minute before `now_ns`."""
-        rows, pixels = self._canvas.size_of(self._lanes)
-        per_lane = rows // len(_LIVE_LANES)
         start_ns = now_ns - round(WINDOW_S * 1e9)
-        drawn = draw_lanes(table, start_ns, now_ns, _LIVE_LANES, pixels=pixels, rows_per_lane=per_lane)
-        image = np.full((rows, pixels, 3), 255, np.uint8)
-        image[: len(drawn.image)] = drawn.image
-        for text, lane, peak in zip(self._peaks, _LIVE_LANES, drawn.peaks, strict=True):
-            text.set_text("" if lane.stacked or round(peak) < 2 else str(round(peak)))
-        bar = self._draw_gauge(found, *self._canvas.size_of(self._gauge))
-        texts = [text for text in (*self._peaks, *self._segments) if text.get_text()]
-        return self._canvas.render(((self._lanes, image), (self._gauge, bar)), texts)
+        edges = np.linspace(start_ns, now_ns, self.columns + 1).astype(np.int64)
+        return self.draw(flight_of(table.within(start_ns, now_ns), edges), found)
 
-    def _draw_gauge(self, found: Account, rows: int, pixels: int) -> np.ndarray:
-        bar = np.full((rows, pixels, 3), 241, np.uint8)
+    def draw(self, flight: np.ndarray, found: Account) -> np.ndarray:
+        """The same from [stages, columns] spans in flight."""
+        drawn = paint_lanes(flight, _LIVE_LANES, rows_per_lane=self.rows // len(_LIVE_LANES))
+        image = np.full((self.rows, self.columns, 3), 255, np.uint8)
+        image[: len(drawn.image)] = drawn.image
+        labels = [
+            Label(self._lanes, 1.01, (row + 0.5) / len(_LIVE_LANES), str(round(peak)), _FONT - 2, INK, centred=False)
+            for row, (lane, peak) in enumerate(zip(_LIVE_LANES, drawn.peaks, strict=True))
+            if not lane.stacked and round(peak) >= 2
+        ]
+        bar = np.full((*self._canvas.size_of(self._gauge), 3), 241, np.uint8)
+        labels += self._fill_gauge(bar, found)
+        return self._canvas.render(((self._lanes, image), (self._gauge, bar)), labels=labels)
+
+    def _fill_gauge(self, bar: np.ndarray, found: Account) -> list[Label]:
+        pixels = bar.shape[1]
         low, labels = 0.0, []
         for name, share, color in gauge_parts(found):
             bar[:, round(low * pixels) : round((low + share) * pixels)] = rgb(color)
-            for label in (f"{name} {share:.0%}", f"{share:.0%}"):
-                if share * pixels >= _PIXELS_PER_CHARACTER * (len(label) + 1):
-                    labels.append((low + share / 2, label, color))
+            for text in (f"{name} {share:.0%}", f"{share:.0%}"):
+                if share * pixels >= _PIXELS_PER_CHARACTER * (len(text) + 1):
+                    labels.append(Label(self._gauge, low + share / 2, 0.5, text, _FONT - 1, readable_on(color)))
                     break
             low += share
-        for text in self._segments:
-            text.set_text("")
-        for text, (middle, label, color) in zip(self._segments, labels, strict=False):
-            text.set(text=label, x=middle, color=readable_on(color))
-        return bar
+        return labels
 
 
 class CurvePicture:
@@ -107,6 +108,7 @@ class CurvePicture:
         at, rewards = reward_points(metrics)
         every = max(1, math.ceil(len(at) / _MOST_POINTS))
         smooth = moving_mean(rewards)
+        self._raw.set_marker("." if len(at) <= _MOST_MARKERS else "")
         self._raw.set_data(at[::every], rewards[::every])
         self._smooth.set_data(at[::every], smooth[::every])
         self._evaluated.set_data([row["step"] for row in evaluations], [row["success"] for row in evaluations])

@@ -70,9 +70,9 @@ def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | N
     found = found or account(spans)
     shares = found.idle_shares if found.duration_s else {}
     if not found.busy_s:
-        return Verdict("Nothing has executed on the device yet.", 0.0, shares, _findings(snapshot, spans))
+        return Verdict(sentence(found), 0.0, shares, _findings(snapshot, spans))
     return Verdict(
-        _sentence(found, shares),
+        sentence(found),
         found.utilisation,
         shares,
         _findings(snapshot, spans),
@@ -80,7 +80,11 @@ def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | N
     )
 
 
-def _sentence(found: Account, shares: Mapping[Cause, float]) -> str:
+def sentence(found: Account) -> str:
+    """How busy the device was, with what, and what it waited for."""
+    if not found.busy_s:
+        return "Nothing has executed on the device yet."
+    shares = found.idle_shares
     work = [(name, found.busy[stage] / found.duration_s) for stage, name in _BUSY_WITH.items()]
     work = [f"{name} {share:.0%}" for name, share in sorted(work, key=lambda item: -item[1]) if share >= 0.005]
     waits = [f"{_WAITED_FOR[cause]} ({share:.0%})" for cause, share in shares.items() if share >= _WORTH_SAYING]
