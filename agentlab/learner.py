@@ -35,7 +35,8 @@ class GRPOConfig(RolloutConfig, TrainConfig):
     def __post_init__(self) -> None:
         RolloutConfig.__post_init__(self)
         TrainConfig.__post_init__(self)
-        check_trainable(SamplingParams(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k))
+        cuts = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
+        check_trainable(SamplingParams(temperature=self.temperature, **cuts))
         if self.num_slots < 0:
             raise ConfigError(f"num_slots must be 0 (as max_concurrency) or more, got {self.num_slots}.")
         if self.tokens_per_slot <= self.max_tokens:

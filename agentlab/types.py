@@ -328,6 +328,8 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    """Drops tokens less likely than this share of the likeliest one's probability; 0 drops none."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """In addition to the model's own end-of-turn tokens."""
@@ -343,6 +345,8 @@ class SamplingParams:
             raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p}.")
         if self.top_k < 0:
             raise ConfigError(f"top_k must be 0 (all) or more, got {self.top_k}.")
+        if not 0 <= self.min_p < 1:
+            raise ConfigError(f"min_p must lie in [0, 1), got {self.min_p}.")
 
 
 @dataclass(frozen=True)
@@ -397,6 +401,10 @@ class EngineStats:
     busy_s: float = 0.0
     compilations: int = 0
     """Programs compiled after warm-up; anything above 0 is a fault."""
+    num_programs: int = 0
+    """Programs that warm-up compiles."""
+    num_compiled: int = 0
+    """How many of them it has compiled so far."""
 
 
 # -- the run --------------------------------------------------------------------------------------

@@ -13,12 +13,15 @@ run = jax.jit(sample)
 run_truncate = jax.jit(truncate)
 
 
-def rows(count: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> SamplingRows:
+def rows(
+    count: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
+) -> SamplingRows:
     """Rows that differ by their index alone."""
     return SamplingRows(
         temperature=np.full(count, temperature, np.float32),
         top_k=np.full(count, top_k, np.int32),
         top_p=np.full(count, top_p, np.float32),
+        min_p=np.full(count, min_p, np.float32),
         seed=np.tile(np.asarray([0, seed], np.uint32), (count, 1)),
         index=np.arange(count, dtype=np.int32),
     )
@@ -46,15 +49,23 @@ def test_temperature_zero_takes_the_first_of_the_most_likely():
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 20, 1.0), (1.3, 0, 0.8), (1.0, 9, 0.9)]
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 20, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (1.0, 9, 0.9, 0.0),
+        (1.3, 0, 1.0, 0.1),
+        (1.0, 30, 0.9, 0.2),
+    ],
 )
-def test_draws_follow_the_distribution_and_say_its_logprobs(temperature, top_k, top_p):
+def test_draws_follow_the_distribution_and_say_its_logprobs(temperature, top_k, top_p, min_p):
     logits, count = some_logits(1), 20_000
-    tokens, logprobs = run(
-        np.tile(logits, (count, 1)), rows(count, temperature=temperature, top_k=top_k, top_p=top_p, seed=3)
-    )
+    sampling = rows(count, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=3)
+    tokens, logprobs = run(np.tile(logits, (count, 1)), sampling)
     scaled = logits / np.float32(temperature)
-    keep = sorted(kept_by_sorting(scaled, top_k, top_p))
+    likely_enough = np.flatnonzero(np.exp(scaled - scaled.max()) >= min_p)
+    keep = sorted(kept_by_sorting(scaled, top_k, top_p) & set(likely_enough.tolist()))
     expected = np.zeros(VOCABULARY)
     expected[keep] = np.exp(scaled[keep] - scaled.max())
     expected /= expected.sum()

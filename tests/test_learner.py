@@ -109,6 +109,7 @@ def test_a_run_can_be_looked_at_when_it_has_ended(model, tmp_path):
         ({"learning_rte": 1e-3}, "no option 'learning_rte'. Did you mean 'learning_rate'"),
         ({"max_tokens": 600}, "tokens_per_slot must be above max_tokens=600"),
         ({"top_k": 5}, "Training needs top_k=0"),
+        ({"min_p": 0.1}, "Training needs min_p=0.0"),
         ({"stop": "</tool>"}, "stop must be a list or tuple of non-empty texts, got str"),
         ({"temperature": "1.0"}, "temperature must be a number, got str"),
         ({"lora_rank": 1.5}, "lora_rank must be a whole number, got float"),

@@ -223,7 +223,8 @@ def test_a_checkpoint_of_another_configuration_or_none_is_refused(model, tmp_pat
 
 def test_sampling_that_the_trainer_cannot_reproduce_is_refused():
     check_trainable(SamplingParams(temperature=0.7))
-    for wrong, reason in (({"top_p": 0.9}, "top_p=1.0"), ({"top_k": 5}, "top_k=0"), ({"temperature": 0.0}, "above 0")):
+    cuts = ({"top_p": 0.9}, "top_p=1.0"), ({"top_k": 5}, "top_k=0"), ({"min_p": 0.1}, "min_p=0.0")
+    for wrong, reason in (*cuts, ({"temperature": 0.0}, "above 0")):
         with pytest.raises(ConfigError, match=reason):
             check_trainable(SamplingParams(**wrong))
 

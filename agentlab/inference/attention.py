@@ -1,10 +1,124 @@
-"""Attention of new tokens over a cached past and over each other."""
+"""Attention of new tokens over a cached past and over each other: by XLA everywhere, by a kernel on TPU."""
+
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from agentlab.inference.paged import PAGE, paged_attend
+from agentlab.models.config import DecoderConfig
+
 KeysValues = tuple[jax.Array, jax.Array]
 """Keys and values, each [B, Hkv, T, Dh]."""
+
+Kernel = Literal["xla", "pallas", "pallas_interpreted"]
+"""What computes the attention of a decode: XLA, JAX's TPU kernel, or that kernel interpreted on any device."""
+
+
+class AttentionOptions(NamedTuple):
+    """How one layer attends; hashable."""
+
+    scale: float
+    """What q · k is multiplied with."""
+    soft_cap: float | None
+    """Bound c of the scores by c * tanh(score / c); None leaves them."""
+    window: int | None
+    """Most tokens that are seen, the token itself included; None for all."""
+    kernel: Kernel = "xla"
+
+    @classmethod
+    def of(cls, config: DecoderConfig, layer: int, kernel: Kernel = "xla") -> "AttentionOptions":
+        """Those of a layer of a model."""
+        return cls(config.attention_scale, config.attention_soft_cap, config.window(layer), kernel)
+
+
+class DecodePlace(NamedTuple):
+    """Where the tokens of one decode step belong."""
+
+    start: jax.Array
+    """[B] int32: tokens of each row before this program."""
+    at: jax.Array
+    """int32: decode steps of this program before this one."""
+    slot: jax.Array
+    """[B] int32: each row's slot; past the last slot for a row that is padding."""
+
+
+def kernel_length(length: int, kernel: Kernel) -> int:
+    """The least length of a slot that holds so many tokens and suits the kernel."""
+    return length if kernel == "xla" else -(-length // PAGE) * PAGE
+
+
+def attend_prefill(
+    options: AttentionOptions,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    past: KeysValues,
+    kept: None,
+    start: jax.Array,
+) -> tuple[jax.Array, KeysValues]:
+    """Attention of a chunk of each row over its past, [B, Hkv, context, Dh], of `start` [B] tokens, and itself.
+
+    Returns:
+        [B, T, Hq, Dh], and the chunk's keys and values.
+    """
+    del kept
+    new = by_head(k), by_head(v)
+    return _xla(options, q, past, new, start, jnp.arange(q.shape[1])), new
+
+
+def attend_decode(
+    options: AttentionOptions,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    past: KeysValues | None,
+    kept: KeysValues,
+    place: DecodePlace,
+) -> tuple[jax.Array, KeysValues]:
+    """Attention of one token per row over the tokens before it.
+
+    For XLA, the reference, `past` holds each row's tokens before this program, [B, Hkv, context, Dh], and
+    `kept` those of this program, [B, Hkv, steps, Dh]. For the kernel `kept` is the whole cache, [slots, Hkv,
+    length, Dh], which holds both, and `past` is None. The kernel knows no window: where that is shorter
+    than a slot, XLA reads the slots.
+
+    Returns:
+        [B, 1, Hq, Dh], and `kept` with the token in it.
+    """
+    if options.kernel == "xla":
+        assert past is not None, "XLA reads a past"
+        new = tuple(
+            jax.lax.dynamic_update_slice_in_dim(old, by_head(x), place.at, axis=2)
+            for old, x in zip(kept, (k, v), strict=True)
+        )
+        return _xla(options, q, past, new, place.start, place.at[None]), new
+    position = place.start + place.at
+    cache = tuple(
+        old.at[place.slot, :, position].set(x[:, 0].astype(old.dtype), mode="drop")
+        for old, x in zip(kept, (k, v), strict=True)
+    )
+    slot = jnp.minimum(place.slot, cache[0].shape[0] - 1)
+    if options.window is not None and options.window < cache[0].shape[2]:
+        rows = cache[0][slot], cache[1][slot]
+        return _xla(options, q, rows, (by_head(k), by_head(v)), position, jnp.arange(1)), cache
+    how: dict[str, Any] = {"scale": options.scale, "soft_cap": options.soft_cap}
+    interpret = options.kernel == "pallas_interpreted"
+    mixed = paged_attend(q[:, 0], cache, slot, position + 1, interpret=interpret, **how)
+    return mixed[:, None].astype(v.dtype), cache
+
+
+def by_head(x: jax.Array) -> jax.Array:
+    """[B, T, H, D] -> [B, H, T, D]"""
+    return jnp.swapaxes(x, 1, 2)
+
+
+def _xla(
+    options: AttentionOptions, q: jax.Array, past: KeysValues, new: KeysValues, start: jax.Array, steps: jax.Array
+) -> jax.Array:
+    return attend_cached(
+        q, past, new, start, steps, scale=options.scale, soft_cap=options.soft_cap, window=options.window
+    )
 
 
 def attend_cached(

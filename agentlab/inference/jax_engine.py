@@ -1,15 +1,19 @@
 """The built-in inference engine: continuous batching with a prefix cache, on one thread of its own."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import anyio
+import jax
 
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import Closed, Inbox, Reply, run_thread
 from agentlab.errors import ConfigError, EngineError
+from agentlab.inference.attention import Kernel
 from agentlab.inference.base import Engine
+from agentlab.inference.memory import MemoryPlan, free_device_bytes, plan_memory
 from agentlab.inference.runner import Runner
 from agentlab.inference.scheduler import Generation, Scheduler
 from agentlab.inference.shapes import Shapes, default_shapes
@@ -55,7 +59,10 @@ class JaxEngine(Engine):
 
     Args:
         model: What to serve; its parameters are read, never donated.
-        num_slots: Most requests in progress; the others wait, first come first served.
+        num_slots: Most requests in progress; the others wait, first come first served. None takes as many
+            as the memory holds, at most `max_slots`; see `plan`.
+        max_slots: Most slots that are planned.
+        memory_share: Of the memory that is free now, how much the cache and its working copies may take.
         tokens_per_slot: Most tokens of prompt and completion together.
         max_dispatch: Most decode steps between two looks at the inbox.
         dispatch_s: Seconds that those steps should take at most.
@@ -63,28 +70,42 @@ class JaxEngine(Engine):
             never waits longer than for one chunk.
         recompute_on_update: After an update compute what running requests have cached again, under
             the new weights.
+        attention: What computes the attention of a decode: "xla", or JAX's own TPU kernel "pallas", which reads
+            the cache in place (elsewhere it is interpreted, slowly). "auto" takes the kernel on one TPU chip
+            for weights in bfloat16 and heads of a multiple of 128.
         shapes: Sizes of the compiled programs, if not the default ones.
+        warm_up: Compile all programs when serving begins, before the first request is answered.
         compilation_cache: Keep compiled programs on disk, see `enable_compilation_cache`.
+
+    Raises:
+        ConfigError: an option is impossible, or the memory does not hold the cache.
     """
 
     def __init__(
         self,
         model: Model,
         *,
-        num_slots: int = 32,
+        num_slots: int | None = None,
+        max_slots: int = 32,
+        memory_share: float = 0.6,
         tokens_per_slot: int = 512,
         max_dispatch: int = 8,
         dispatch_s: float = 0.5,
         prefill_chunk: int = 64,
         recompute_on_update: bool = False,
+        attention: Literal["auto", "xla", "pallas"] = "auto",
         shapes: Shapes | None = None,
+        warm_up: bool = False,
         compilation_cache: bool = True,
     ):
-        for name, size in (("num_slots", num_slots), ("max_dispatch", max_dispatch), ("prefill_chunk", prefill_chunk)):
+        counts = {"max_slots": max_slots, "max_dispatch": max_dispatch, "prefill_chunk": prefill_chunk}
+        for name, size in {**counts, **({} if num_slots is None else {"num_slots": num_slots})}.items():
             if checked_option(name, size, int) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {size}.")
         if not checked_option("dispatch_s", dispatch_s, float) > 0:
             raise ConfigError(f"dispatch_s must be above 0 seconds, got {dispatch_s}.")
+        if not 0 < checked_option("memory_share", memory_share, float) <= 1:
+            raise ConfigError(f"memory_share must lie in (0, 1], got {memory_share}.")
         if not isinstance(model, Model):
             raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
         if not 2 <= checked_option("tokens_per_slot", tokens_per_slot, int) <= model.config.max_position:
@@ -94,6 +115,19 @@ class JaxEngine(Engine):
             )
         if compilation_cache:
             enable_compilation_cache()
+        first = jax.tree.leaves(model.params)[0]
+        devices = sorted(first.devices(), key=lambda device: device.id)
+        self.plan: MemoryPlan = plan_memory(
+            model.config,
+            num_slots=num_slots,
+            max_slots=max_slots,
+            tokens_per_slot=tokens_per_slot,
+            item_bytes=first.dtype.itemsize,
+            free_bytes=free_device_bytes(devices),
+            share=memory_share,
+        )
+        """The cache's size, and the memory that it was planned for."""
+        num_slots = self.plan.num_slots
         shapes = shapes or default_shapes(num_slots, tokens_per_slot, prefill_chunk)
         shapes.check(num_slots, tokens_per_slot)
         stops = stop_token_ids(model)
@@ -101,15 +135,17 @@ class JaxEngine(Engine):
             "num_slots": num_slots,
             "tokens_per_slot": tokens_per_slot,
             "shapes": shapes,
-            "max_dispatch": max_dispatch,
+            "max_dispatch": min(max_dispatch, tokens_per_slot),
             "stop_token_ids": stops,
         }
+        kernel = kernel_for(attention, model, devices)
         self.tokenizer = model.tokenizer
         self.max_context = tokens_per_slot
-        self._runner = Runner(model, **sizes)
+        self._runner = Runner(model, kernel=kernel, **sizes)
         self._scheduler = Scheduler(tokenizer=model.tokenizer, **sizes)
         self._dispatch_ns = int(dispatch_s * 1e9)
         self._recompute = recompute_on_update
+        self._warm_up_first = warm_up
         self._replies: dict[int, Reply[Completion]] = {}
         self._inbox: Inbox[Item] = Inbox()
         self._tickets = itertools.count()
@@ -133,7 +169,7 @@ class JaxEngine(Engine):
             raise EngineError("warm_up must be called before serve: the engine's thread owns the programs now.")
         from tqdm.auto import tqdm
 
-        total = self._runner.num_declared()
+        total = self._runner.num_declared
         with tqdm(total=total, desc=f"Compiling {total} programs", disable=not progress) as bar:
             for program in self._runner.warm_up():
                 bar.set_postfix_str(" ".join(map(str, program)))
@@ -203,6 +239,7 @@ class JaxEngine(Engine):
     def _main(self) -> None:
         inbox = self._inbox
         try:
+            self._warm_up(inbox)
             while True:
                 self._read(inbox)
                 self._step()
@@ -214,6 +251,16 @@ class JaxEngine(Engine):
         finally:
             self._leave(inbox)
             self._serving = False
+
+    def _warm_up(self, inbox: Inbox[Item]) -> None:
+        """Compile what is asked for before the first request, and end between two programs when serving ends."""
+        if not self._warm_up_first or self._runner.warm:
+            return
+        for _ in self._runner.warm_up():
+            self._publish()
+            for item in inbox.drain():
+                self._take(item)
+        self._publish()
 
     def _read(self, inbox: Inbox[Item]) -> None:
         if not self._scheduler.has_work:
@@ -291,6 +338,8 @@ class JaxEngine(Engine):
             tokens_cached=scheduler.tokens_cached,
             busy_s=runner.busy_ns / 1e9,
             compilations=runner.compilations,
+            num_programs=runner.num_declared,
+            num_compiled=runner.num_compiled,
         )
 
     def _leave(self, inbox: Inbox[Item]) -> None:
@@ -309,6 +358,27 @@ class JaxEngine(Engine):
             reply.fail(self._ended())
         self._replies.clear()
         self._publish()
+
+
+def kernel_for(attention: str, model: Model, devices: Sequence[jax.Device]) -> Kernel:
+    """What computes the attention of a decode on these devices.
+
+    Raises:
+        ConfigError: there is no such choice, or the kernel cannot run there.
+    """
+    if attention not in ("auto", "xla", "pallas"):
+        raise ConfigError(f'attention must be "auto", "xla" or "pallas", got {attention!r}.')
+    on_tpu = devices[0].platform == "tpu"
+    dtype = jax.tree.leaves(model.params)[0].dtype
+    suits = len(devices) == 1 and dtype == "bfloat16" and model.config.head_dim % 128 == 0
+    if attention == "pallas" and not suits:
+        raise ConfigError(
+            f"The attention kernel needs one device, weights in bfloat16 and heads of a multiple of 128 numbers, got "
+            f'{len(devices)} devices, {dtype} and heads of {model.config.head_dim}. Use attention="xla".'
+        )
+    if attention == "pallas":
+        return "pallas" if on_tpu else "pallas_interpreted"
+    return "pallas" if attention == "auto" and on_tpu and suits else "xla"
 
 
 def stop_token_ids(model: Model) -> tuple[int, ...]:

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from agentlab.inference.attention import KeysValues, attend_cached
+from agentlab.inference.attention import (
+    AttentionOptions,
+    DecodePlace,
+    Kernel,
+    attend_decode,
+    attend_prefill,
+)
+from agentlab.inference.layers import Cache, run_layers
 from agentlab.inference.sampling import Column, SamplingRows, sample
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import Decoder, abstract_params, decoder_structure
@@ -21,21 +28,6 @@ from agentlab.models.tree import Path, flat_arrays, with_arrays
 
 on_trace: ContextVar[Callable[[], None] | None] = ContextVar("agentlab_on_trace", default=None)
 """Called while a program is traced, which happens once before each compilation and at no other time."""
-
-
-class Cache(NamedTuple):
-    """Keys and values, one array [slots, Hkv, length, Dh] per layer.
-
-    A program writes whole blocks, so a slot is longer than the tokens it holds by the largest block;
-    what lies behind its tokens is never seen.
-    """
-
-    k: tuple[jax.Array, ...]
-    v: tuple[jax.Array, ...]
-
-    def layer(self, index: int) -> KeysValues:
-        """Keys and values of one layer."""
-        return self.k[index], self.v[index]
 
 
 class PrefillRows(NamedTuple):
@@ -70,7 +62,7 @@ class DecodeRows(NamedTuple):
     """[B] int32: the first `num_real` are the rows that are no padding."""
     num_real: Column
     stale: Column
-    """[B] int32: the first `num_stale` are the rows whose slot must be read into `past`."""
+    """[B] int32: the first `num_stale` are the rows whose slot must be read into the past."""
     num_stale: Column
 
 
@@ -109,95 +101,100 @@ def prefill(
     _traced()
     decoder = _decoder(config, weights)
     past = _read(cache, rows.slot, context)
-    steps = jnp.arange(rows.tokens.shape[1])
-    new: dict[int, KeysValues] = {}
-
-    def attention(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        new[layer] = _by_head(k), _by_head(v)
-        return attend_cached(q, past.layer(layer), new[layer], rows.start, steps, **_attention_options(config, layer))
-
-    hidden = decoder(rows.tokens, rows.start[:, None] + steps, attention)
+    positions = rows.start[:, None] + jnp.arange(rows.tokens.shape[1])
+    options = functools.partial(AttentionOptions.of, config)
+    hidden, new = run_layers(decoder, rows.tokens, positions, attend_prefill, options, past, None, rows.start)
     last = jnp.take_along_axis(hidden, (rows.count - 1)[:, None, None], axis=1)[:, 0]
     token, logprob = sample(decoder.logits(last), sampling)
     every = jnp.arange(len(rows.slot))
-    return _write(cache, _as_cache(new), every, rows.slot, rows.start, rows.num_rows), token, logprob
+    return _write(cache, new, every, rows.slot, rows.start, rows.num_rows), token, logprob
 
 
-@functools.partial(jax.jit, static_argnames=("config", "max_steps"), donate_argnames=("cache", "past"))
+@functools.partial(jax.jit, static_argnames=("config", "max_steps", "kernel"), donate_argnames=("cache", "past"))
 def decode(
     weights: tuple[jax.Array, ...],
     cache: Cache,
-    past: Cache,
+    past: Cache | None,
     rows: DecodeRows,
     sampling: SamplingRows,
     num_steps: jax.Array,
     *,
     config: DecoderConfig,
     max_steps: int,
-) -> tuple[Cache, Cache, jax.Array, jax.Array, jax.Array]:
+    kernel: Kernel = "xla",
+) -> tuple[Cache, Cache | None, jax.Array, jax.Array, jax.Array]:
     """Sample up to `num_steps` tokens per row, fewer where a stop token or the limit ends it.
 
     Args:
         weights: Parameters in the order of `parameter_paths`.
-        past: What the rows read, [B, Hkv, context + max_steps, Dh] per layer: kept from call to call, so
-            that only the rows of newcomers are copied out of the cache. `context` is at least the largest
-            `rows.start`. Donated, too.
+        past: What the rows read, [B, Hkv, context, Dh] per layer: kept from call to call, so that only the
+            rows of newcomers are copied out of the cache. `context` is at least the largest `rows.start`.
+            Donated, too. None reads the cache itself: row i is then slot i, and all slots are rows. The
+            kernel takes any rows, and None.
         num_steps: int32, at most `max_steps`; not part of the compiled program.
+        kernel: What computes the attention, see `attend_decode`.
 
     Returns:
         The cache; the past; sampled tokens [B, max_steps]; their log-probabilities; how many are real [B].
     """
     _traced()
-    past = _read_rows(cache, past, rows)
-    step = functools.partial(_decode_step, _decoder(config, weights), past, rows, sampling)
     batch = len(rows.token)
+    if past is not None:
+        past = _read_rows(cache, past, rows)
+    if kernel == "xla":
+        read, kept = past or cache, empty_cache(config, batch, max_steps, cache.k[0].dtype)
+    else:
+        read, kept = None, cache
+    step = functools.partial(_decode_step, _decoder(config, weights), read, rows, sampling, kernel)
     start = DecodeState(
         at=jnp.int32(0),
         token=rows.token,
         active=rows.limit > 0,
-        new=empty_cache(config, batch, max_steps, past.k[0].dtype),
+        kept=kept,
         tokens=jnp.zeros((batch, max_steps), jnp.int32),
         logprobs=jnp.zeros((batch, max_steps), jnp.float32),
         counts=jnp.zeros(batch, jnp.int32),
     )
     end = jax.lax.while_loop(lambda state: (state.at < num_steps) & jnp.any(state.active), step, start)
-    cache = _write(cache, end.new, rows.real, rows.slot, rows.start, rows.num_real)
-    past = _write(past, end.new, rows.real, jnp.arange(batch), rows.start, rows.num_real)
+    if kernel != "xla":
+        return end.kept, None, end.tokens, end.logprobs, end.counts
+    cache = _write(cache, end.kept, rows.real, rows.slot, rows.start, rows.num_real)
+    if past is not None:
+        past = _write(past, end.kept, rows.real, jnp.arange(batch), rows.start, rows.num_real)
     return cache, past, end.tokens, end.logprobs, end.counts
 
 
 class DecodeState(NamedTuple):
-    """What a decode step takes and gives; as in `decode`, with `new` the cache of the steps so far."""
+    """What a decode step takes and gives: as in `decode`, and what the layers keep from step to step."""
 
     at: jax.Array
     token: jax.Array
     active: jax.Array
-    new: Cache
+    kept: Cache
     tokens: jax.Array
     logprobs: jax.Array
     counts: jax.Array
 
 
 def _decode_step(
-    decoder: Decoder, past: Cache, rows: DecodeRows, sampling: SamplingRows, state: DecodeState
+    decoder: Decoder,
+    past: Cache | None,
+    rows: DecodeRows,
+    sampling: SamplingRows,
+    kernel: Kernel,
+    state: DecodeState,
 ) -> DecodeState:
     at = state.at
-    new: dict[int, KeysValues] = {}
-
-    def attention(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        before = zip(state.new.layer(layer), (k, v), strict=True)
-        k, v = (jax.lax.dynamic_update_slice_in_dim(kept, _by_head(x), at, axis=2) for kept, x in before)
-        new[layer] = k, v
-        options = _attention_options(decoder.config, layer)
-        return attend_cached(q, past.layer(layer), (k, v), rows.start, at[None], **options)
-
-    hidden = decoder(state.token[:, None], (rows.start + at)[:, None], attention)
+    options = functools.partial(AttentionOptions.of, decoder.config, kernel=kernel)
+    place = DecodePlace(rows.start, at, rows.slot)
+    positions = (rows.start + at)[:, None]
+    hidden, kept = run_layers(decoder, state.token[:, None], positions, attend_decode, options, past, state.kept, place)
     token, logprob = sample(decoder.logits(hidden[:, 0]), sampling._replace(index=sampling.index + at))
     return DecodeState(
         at=at + 1,
         token=token,
         active=state.active & (at + 1 < rows.limit) & ~jnp.any(token[:, None] == rows.stops, axis=1),
-        new=_as_cache(new),
+        kept=kept,
         tokens=jax.lax.dynamic_update_slice_in_dim(state.tokens, token[:, None], at, axis=1),
         logprobs=jax.lax.dynamic_update_slice_in_dim(state.logprobs, logprob[:, None], at, axis=1),
         counts=state.counts + state.active,
@@ -230,23 +227,6 @@ def _decoder(config: DecoderConfig, weights: tuple[jax.Array, ...]) -> Decoder:
     return nnx.merge(decoder_structure(config), with_arrays(abstract_params(config), arrays))
 
 
-def _attention_options(config: DecoderConfig, layer: int) -> dict[str, Any]:
-    return {
-        "scale": config.attention_scale,
-        "soft_cap": config.attention_soft_cap,
-        "window": config.window(layer),
-    }
-
-
-def _as_cache(layers: dict[int, KeysValues]) -> Cache:
-    return Cache(*zip(*(layers[layer] for layer in range(len(layers))), strict=True))
-
-
-def _by_head(x: jax.Array) -> jax.Array:
-    """[B, T, H, D] -> [B, H, T, D]"""
-    return jnp.swapaxes(x, 1, 2)
-
-
 def _read(cache: Cache, slot: jax.Array, context: int) -> Cache:
     """The first `context` tokens of some slots, [B, Hkv, context, Dh] per layer."""
     return jax.tree.map(lambda x: x.at[slot, :, :context].get(mode="clip"), cache)
@@ -269,14 +249,23 @@ def _read_rows(cache: Cache, past: Cache, rows: DecodeRows) -> Cache:
 
 
 def _write(cache: Cache, new: Cache, real: jax.Array, slot: jax.Array, start: jax.Array, num_real: jax.Array) -> Cache:
-    """Put the real rows of `new`, [B, Hkv, T, Dh] per layer, at `start` of their slots."""
+    """Put the real rows of `new`, [B, Hkv, T, Dh] per layer, at `start` of their slots.
+
+    What lies behind a slot's end is dropped, and what is in front of `start` stays as it is.
+    """
+    length, size = cache.k[0].shape[2], new.k[0].shape[2]
 
     def body(at: jax.Array, cache: Cache) -> Cache:
         row = real[at]
+        begin = jnp.minimum(start[row], length - size)
+        shift = start[row] - begin
+        fits = jnp.arange(size)[:, None] >= shift
 
         def put(x: jax.Array, new: jax.Array) -> jax.Array:
-            block = jax.lax.dynamic_index_in_dim(new, row).astype(x.dtype)
-            return jax.lax.dynamic_update_slice(x, block, (slot[row], 0, start[row], 0))
+            place = (slot[row], 0, begin, 0)
+            block = jnp.roll(jax.lax.dynamic_index_in_dim(new, row).astype(x.dtype), shift, axis=2)
+            old = jax.lax.dynamic_slice(x, place, block.shape)
+            return jax.lax.dynamic_update_slice(x, jnp.where(fits, block, old), place)
 
         return jax.tree.map(put, cache, new)
 

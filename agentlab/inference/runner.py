@@ -11,10 +11,12 @@ import numpy as np
 
 from agentlab.errors import ConfigError
 from agentlab.inference import programs
+from agentlab.inference.attention import Kernel, kernel_length
+from agentlab.inference.layers import Cache
 from agentlab.inference.programs import DecodeRows, PrefillRows
 from agentlab.inference.sampling import SamplingRows
 from agentlab.inference.scheduler import Chunk, Copy, Generation, Plan
-from agentlab.inference.seats import Seats
+from agentlab.inference.seats import Seating, Seats
 from agentlab.inference.shapes import Shapes
 from agentlab.models import Model
 from agentlab.models.tree import flat_arrays
@@ -38,6 +40,7 @@ class Runner:
         shapes: Sizes of the compiled programs.
         max_dispatch: Most decode steps in one call.
         stop_token_ids: Looked for on the device, besides those of each request.
+        kernel: What computes the attention of a decode.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Runner:
         shapes: Shapes,
         max_dispatch: int,
         stop_token_ids: Sequence[int],
+        kernel: Kernel = "xla",
     ):
         self.version = 0
         self.busy_ns = 0
@@ -60,19 +64,23 @@ class Runner:
         self._num_slots = num_slots
         self._shapes = shapes
         self._max_dispatch = max_dispatch
+        self._kernel: Kernel = kernel
         self._stop_token_ids = tuple(stop_token_ids)
         self._seen: set[Program] = set()
         self._compiled = ""
         """The program that the last call compiled; empty if it was compiled already."""
-        self._warm = False
+        self.warm = False
+        """Whether all declared programs have been compiled."""
+        self.num_compiled = 0
+        """Declared programs that have been compiled so far."""
         self._shapes_of_weights = {path: (x.shape, x.dtype) for path, x in flat_arrays(model.params).items()}
         first = jax.tree.leaves(model.params)[0]
         self._device = next(iter(first.devices()))
         self._weights = self._placed(model.params)
-        length = tokens_per_slot + max(max_dispatch, *(size.chunk for size in shapes.prefill))
+        length = kernel_length(tokens_per_slot, kernel)
         cache = programs.empty_cache(model.config, num_slots, length, first.dtype)
         self._cache = jax.device_put(cache, self._device)
-        self._past: programs.Cache | None = None
+        self._past: Cache | None = None
         self._past_size = (0, 0)
         self._seats = Seats()
 
@@ -147,17 +155,17 @@ class Runner:
         """Run the decode steps of a plan: for each generation its new tokens and log-probabilities."""
         generations = plan.decoded
         size = self._shapes.rows_for(len(generations))
-        context = self._shapes.context_for(max(len(g.cached) for g in generations))
-        self._make_room(size, context)
-        rows, stale = self._seats.seat(generations)
+        context = self._make_room(size, max(len(g.cached) for g in generations))
+        rows, stale = self._seated(generations, size)
         batch = self._decode_rows(rows, stale, generations, limits, size)
         sampling = _sampling(rows, generations, size)
         with self._executing("decode", num_sequences=len(generations), rows=size, context=context) as timed:
             tokens, logprobs, counts = self._decode(batch, sampling, plan.num_steps)
             lengths = counts[rows].tolist()
             timed.tag(tokens=sum(lengths))
-        for row, generation, length in zip(rows, generations, lengths, strict=True):
-            self._seats.hold(row, generation, len(generation.cached) + length)
+        if self._past is not None:
+            for row, generation, length in zip(rows, generations, lengths, strict=True):
+                self._seats.hold(row, generation, len(generation.cached) + length)
         if not self._compiled:
             self.step_ns = (timed.end_ns - timed.start_ns) // max(lengths)
         table = zip(generations, tokens[rows].tolist(), logprobs[rows].tolist(), lengths, strict=True)
@@ -172,7 +180,8 @@ class Runner:
         size: int,
     ) -> DecodeRows:
         stops = np.full((size, NUM_STOPS), -1, np.int32)
-        token, start, limit, slot = (np.zeros(size, np.int32) for _ in range(4))
+        token, start, limit = (np.zeros(size, np.int32) for _ in range(3))
+        slot = np.full(size, self._num_slots, np.int32)
         for row, generation, most in zip(rows, generations, limits, strict=True):
             assert generation.slot is not None
             ids = [*self._stop_token_ids, *generation.request.sampling.stop_token_ids][:NUM_STOPS]
@@ -182,13 +191,32 @@ class Runner:
         real, changed = _column(rows, size, 0), _column(stale, size, 0)
         return DecodeRows(token, start, limit, slot, stops, real, np.int32(len(rows)), changed, np.int32(len(stale)))
 
-    def _make_room(self, rows: int, context: int) -> None:
-        """Have a past of this size; another one forgets all that its rows have read."""
+    def _seated(self, generations: Sequence[Generation], size: int) -> Seating:
+        """Rows of generations; in place each sits in the row of its slot where there is one for every slot."""
+        if not self._in_place(size):
+            return self._seats.seat(generations)
+        if size == self._num_slots:
+            return Seating([g.slot.index for g in generations if g.slot], [])
+        return Seating(list(range(len(generations))), [])
+
+    def _in_place(self, rows: int) -> bool:
+        """Whether a decode of so many rows reads the cache itself: all slots are rows, each its own."""
+        return rows == self._num_slots or self._kernel != "xla"
+
+    def _make_room(self, rows: int, length: int) -> int:
+        """Have a past for so many rows of so many tokens, and give its context.
+
+        A past of another size forgets all that its rows have read. There is none where decode is in place.
+        """
+        in_place = self._in_place(rows)
+        context = self._cache.k[0].shape[2] if in_place else self._shapes.context_for(length)
         if self._past_size != (rows, context):
-            self._past = None
-            past = programs.empty_cache(self._config, rows, context + self._max_dispatch, self._cache.k[0].dtype)
-            self._past, self._past_size = jax.device_put(past, self._device), (rows, context)
+            self._past, self._past_size = None, (rows, context)
             self._seats.clear(rows)
+            if not in_place:
+                past = programs.empty_cache(self._config, rows, context, self._cache.k[0].dtype)
+                self._past = jax.device_put(past, self._device)
+        return context
 
     @contextlib.contextmanager
     def _executing(self, stage: Stage, **tags: Any) -> Iterator[span]:
@@ -211,8 +239,11 @@ class Runner:
             yield program
             with span("compile", program=" ".join(map(str, program))):
                 run()
-        self._warm = True
+            self.num_compiled += 1
+        self._past, self._past_size = None, (0, 0)
+        self.warm = True
 
+    @functools.cached_property
     def num_declared(self) -> int:
         """How many programs `warm_up` compiles."""
         return len(list(self._declared()))
@@ -221,8 +252,10 @@ class Runner:
         nothing = np.int32(0)
         none = _column([], self._num_slots, 0)
         yield ("copy", self._num_slots), lambda: self._copy(none, none, 0)
-        for rows, context in itertools.product(self._shapes.decode_rows, self._shapes.contexts):
-            yield ("decode", rows, context), functools.partial(self._decode_nothing, rows, context)
+        for rows in self._shapes.decode_rows:
+            contexts = (self._cache.k[0].shape[2],) if self._in_place(rows) else self._shapes.contexts
+            for context in contexts:
+                yield ("decode", rows, context), functools.partial(self._decode_nothing, rows, context)
         for (rows, chunk), context in itertools.product(self._shapes.prefill, self._shapes.prefill_contexts):
             zeros, ones = _column([], rows, 0), _column([], rows, 1)
             filled = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, nothing)
@@ -259,6 +292,7 @@ class Runner:
                 np.int32(num_steps),
                 config=self._config,
                 max_steps=self._max_dispatch,
+                kernel=self._kernel,
             )
         return jax.device_get(tuple(sampled))
 
@@ -273,7 +307,7 @@ class Runner:
             programs.on_trace.reset(token)
         if traces:
             self._compiled = " ".join(map(str, program))
-            self.compilations += self._warm or program in self._seen
+            self.compilations += self.warm or program in self._seen
         self._seen.add(program)
 
 
@@ -287,9 +321,10 @@ def _sampling(rows: Sequence[int], generations: Sequence[Generation], size: int)
     """How the rows of a batch of this size are sampled; padding rows are greedy."""
     temperature, top_p = np.zeros(size, np.float32), np.ones(size, np.float32)
     top_k, index, seed = np.zeros(size, np.int32), np.zeros(size, np.int32), np.zeros((size, 2), np.uint32)
+    min_p = np.zeros(size, np.float32)
     for row, generation in zip(rows, generations, strict=True):
         params = generation.request.sampling
         temperature[row], top_p[row], top_k[row] = params.temperature, params.top_p, params.top_k
-        index[row] = generation.num_sampled
+        min_p[row], index[row] = params.min_p, generation.num_sampled
         seed[row] = (params.seed >> 32) & 0xFFFFFFFF, params.seed & 0xFFFFFFFF
-    return SamplingRows(temperature, top_k, top_p, seed, index)
+    return SamplingRows(temperature, top_k, top_p, min_p, seed, index)

@@ -1,4 +1,4 @@
-"""Tokens from logits on the device: temperature, top-k, top-p, one uniform number per row."""
+"""Tokens from logits on the device: temperature, top-k, top-p, min-p, one uniform number per row."""
 
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ class SamplingRows(NamedTuple):
     """int32; 0 keeps the whole vocabulary."""
     top_p: Column
     """float32 in (0, 1]."""
+    min_p: Column
+    """float32 in [0, 1): least probability that is kept, as a share of the likeliest token's."""
     seed: Column
     """[B, 2] uint32: high and low word."""
     index: Column
@@ -39,8 +41,10 @@ def sample(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, jax.Array]
 
     Returns:
         Tokens [B] int32, and float32 log-probabilities [B] under the distribution that was sampled
-        from (after temperature, top-k and top-p). At temperature 0 the log-probability is that of
+        from (after temperature, top-k, top-p and min-p). At temperature 0 the log-probability is that of
         the model's own distribution, at temperature 1 and untruncated.
+
+    Source: Nguyen et al. 2024 (arXiv:2407.01082), section 3 for min-p, which here comes last.
     """
     greedy = rows.temperature <= 0
     scaled = logits / jnp.where(greedy, 1.0, rows.temperature)[:, None]
@@ -50,6 +54,8 @@ def sample(logits: jax.Array, rows: SamplingRows) -> tuple[jax.Array, jax.Array]
     truncated = jnp.any((top_k > 0) | (top_p < 1))
     scaled = jax.lax.cond(truncated, truncate, lambda scaled, *_: scaled, scaled, top_k, top_p)
     top = jnp.max(scaled, axis=-1)
+    lowest = top + jnp.log(jnp.where(greedy, 0.0, rows.min_p))
+    scaled = jnp.where(scaled >= lowest[:, None], scaled, -jnp.inf)
     weights = jnp.exp(scaled - top[:, None])
     blocks = weights.reshape(len(weights), -1, BLOCK)
     drawn = _draw(blocks, _uniform(rows))

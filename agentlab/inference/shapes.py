@@ -43,6 +43,10 @@ class Shapes:
         """
         if max(self.decode_rows) < num_slots:
             raise ConfigError(f"shapes.decode_rows must reach num_slots={num_slots}, got {self.decode_rows}; add it.")
+        if max(size.chunk for size in self.prefill) > tokens_per_slot:
+            raise ConfigError(
+                f"A chunk of shapes.prefill must fit into tokens_per_slot={tokens_per_slot}, got {self.prefill}."
+            )
         for name in ("contexts", "prefill_contexts"):
             contexts = getattr(self, name)
             if max(contexts) != tokens_per_slot:

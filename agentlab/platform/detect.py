@@ -133,6 +133,19 @@ def usable_memory_bytes() -> int | None:
     return min(physical, int(limit)) if limit.isdigit() else physical
 
 
+def free_memory_bytes() -> int | None:
+    """Main memory that can still be had, of the machine or, where that is less, of the container; None if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if available is None or not (limit.isdigit() and used.isdigit()):
+        return available
+    return min(available, max(0, int(limit) - int(used)))
+
+
 def _cgroup(name: str) -> str:
     """A limit of this container, or nothing where there is none."""
     try:

@@ -24,6 +24,8 @@ class RolloutConfig:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    """Drops tokens less likely than this share of the likeliest one's probability; 0 drops none."""
     stop: tuple[str, ...] = ()
     """Strings that end a model call, in addition to the model's end-of-turn token."""
     seed: int = 0
@@ -85,3 +87,5 @@ class RolloutConfig:
             raise ConfigError(f"temperature must be 0 or more, got {self.temperature!r}.")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must lie in (0, 1], got {self.top_p!r}.")
+        if not 0 <= self.min_p < 1:
+            raise ConfigError(f"min_p must lie in [0, 1), got {self.min_p!r}.")

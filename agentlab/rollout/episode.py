@@ -185,6 +185,7 @@ class Episode:
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
+            min_p=config.min_p,
             stop=tuple(config.stop),
             seed=stable_seed(self._seed, turn),
         )

@@ -95,14 +95,15 @@ def check_trainable(sampling: SamplingParams) -> None:
     """Refuse ways of sampling whose log-probabilities the trainer cannot reproduce.
 
     Raises:
-        ConfigError: temperature is 0, top_p below 1, or top_k above 0.
+        ConfigError: temperature is 0, top_p below 1, top_k above 0, or min_p above 0.
     """
     if sampling.temperature == 0:
         raise ConfigError(
             "Training needs a temperature above 0, got 0: always taking the likeliest token explores "
             "nothing, and its log-probabilities are all 0. Set temperature=1.0."
         )
-    for name, value, off in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0)):
+    cuts = (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0), ("min_p", sampling.min_p, 0.0))
+    for name, value, off in cuts:
         if value != off:
             raise ConfigError(
                 f"Training needs {name}={off}, got {value}: tokens sampled from a cut-off distribution have "
