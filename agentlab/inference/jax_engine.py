@@ -1,7 +1,7 @@
 """The built-in inference engine: continuous batching with a prefix cache, on one thread of its own."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,30 +99,19 @@ class JaxEngine(Engine):
         compilation_cache: bool = True,
     ):
         counts = {"max_slots": max_slots, "max_dispatch": max_dispatch, "prefill_chunk": prefill_chunk}
-        for name, size in {**counts, **({} if num_slots is None else {"num_slots": num_slots})}.items():
-            if checked_option(name, size, int) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {size}.")
+        _check_counts(counts if num_slots is None else counts | {"num_slots": num_slots})
         if not checked_option("dispatch_s", dispatch_s, float) > 0:
             raise ConfigError(f"dispatch_s must be above 0 seconds, got {dispatch_s}.")
-        if not 0 < checked_option("memory_share", memory_share, float) <= 1:
-            raise ConfigError(f"memory_share must lie in (0, 1], got {memory_share}.")
-        if not isinstance(model, Model):
-            raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
-        if not 2 <= checked_option("tokens_per_slot", tokens_per_slot, int) <= model.config.max_position:
-            raise ConfigError(
-                f"tokens_per_slot must lie between 2 and the model's context of {model.config.max_position} "
-                f"tokens, got {tokens_per_slot}."
-            )
+        _check_model(model, tokens_per_slot)
         if compilation_cache:
             enable_compilation_cache()
-        first = jax.tree.leaves(model.params)[0]
-        devices = sorted(first.devices(), key=lambda device: device.id)
+        devices = devices_of(model.params)
         self.plan: MemoryPlan = plan_memory(
             model.config,
             num_slots=num_slots,
             max_slots=max_slots,
             tokens_per_slot=tokens_per_slot,
-            item_bytes=first.dtype.itemsize,
+            item_bytes=dtype_of(model.params).itemsize,
             free_bytes=free_device_bytes(devices),
             share=memory_share,
         )
@@ -130,13 +119,12 @@ class JaxEngine(Engine):
         num_slots = self.plan.num_slots
         shapes = shapes or default_shapes(num_slots, tokens_per_slot, prefill_chunk)
         shapes.check(num_slots, tokens_per_slot)
-        stops = stop_token_ids(model)
         sizes: dict[str, Any] = {
             "num_slots": num_slots,
             "tokens_per_slot": tokens_per_slot,
             "shapes": shapes,
             "max_dispatch": min(max_dispatch, tokens_per_slot),
-            "stop_token_ids": stops,
+            "stop_token_ids": stop_token_ids(model),
         }
         kernel = kernel_for(attention, model, devices)
         self.tokenizer = model.tokenizer
@@ -360,6 +348,32 @@ class JaxEngine(Engine):
         self._publish()
 
 
+def devices_of(params: Any) -> list[jax.Device]:
+    """The devices that hold these parameters."""
+    return sorted(jax.tree.leaves(params)[0].devices(), key=lambda device: device.id)
+
+
+def dtype_of(params: Any) -> Any:
+    """The type of these parameters."""
+    return jax.tree.leaves(params)[0].dtype
+
+
+def _check_counts(counts: Mapping[str, int]) -> None:
+    for name, size in counts.items():
+        if checked_option(name, size, int) < 1:
+            raise ConfigError(f"{name} must be at least 1, got {size}.")
+
+
+def _check_model(model: Model, tokens_per_slot: int) -> None:
+    if not isinstance(model, Model):
+        raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
+    if not 2 <= checked_option("tokens_per_slot", tokens_per_slot, int) <= model.config.max_position:
+        raise ConfigError(
+            f"tokens_per_slot must lie between 2 and the model's context of {model.config.max_position} "
+            f"tokens, got {tokens_per_slot}."
+        )
+
+
 def kernel_for(attention: str, model: Model, devices: Sequence[jax.Device]) -> Kernel:
     """What computes the attention of a decode on these devices.
 
@@ -369,7 +383,7 @@ def kernel_for(attention: str, model: Model, devices: Sequence[jax.Device]) -> K
     if attention not in ("auto", "xla", "pallas"):
         raise ConfigError(f'attention must be "auto", "xla" or "pallas", got {attention!r}.')
     on_tpu = devices[0].platform == "tpu"
-    dtype = jax.tree.leaves(model.params)[0].dtype
+    dtype = dtype_of(model.params)
     suits = len(devices) == 1 and dtype == "bfloat16" and model.config.head_dim % 128 == 0
     if attention == "pallas" and not suits:
         raise ConfigError(

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from agentlab.errors import ConfigError
 from agentlab.models.config import DecoderConfig
 from agentlab.platform.detect import free_memory_bytes
+from agentlab.types import checked_option
 
 WORKING_SHARE = 0.5
 """What a decode of a part of the slots copies out of the cache, as a share of it, at most."""
@@ -60,8 +59,11 @@ def plan_memory(
         share: Of the free memory that cache and working copies may take.
 
     Raises:
-        ConfigError: the memory does not hold the slots that were asked for, or not even one.
+        ConfigError: the memory does not hold the slots that were asked for, or not even one; or the share
+            is impossible.
     """
+    if not 0 < checked_option("memory_share", share, float) <= 1:
+        raise ConfigError(f"memory_share must lie in (0, 1], got {share}.")
     slot_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * tokens_per_slot * item_bytes
     wanted = max_slots if num_slots is None else num_slots
     fitting = wanted if free_bytes is None else int(free_bytes * share / (slot_bytes * (1 + WORKING_SHARE)))
@@ -82,8 +84,3 @@ def free_device_bytes(devices: Any) -> int | None:
         free = [one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats]
         return min(free) * len(free)
     return free_memory_bytes() if all(device.platform == "cpu" for device in devices) else None
-
-
-def default_dtype(devices: Any) -> Any:
-    """What to load a model's weights as: bfloat16 on TPU, float32 elsewhere."""
-    return jax.numpy.bfloat16 if devices[0].platform == "tpu" else jax.numpy.float32
