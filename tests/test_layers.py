@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "agentlab"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ROWS = [
-    [{"types", "errors", "files"}],
+    [{"types", "options", "errors", "files"}],
     [{"chat"}, {"rewards"}, {"tasks"}, {"tools"}, {"tracing"}, {"platform"}],
     [{"concurrency"}, {"agents"}, {"environments"}, {"models"}],
     [{"inference"}, {"training"}],
