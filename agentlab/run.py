@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import contextlib
+import gc
 import heapq
 import importlib
 import json
@@ -58,6 +60,8 @@ class Session:
         self.listeners: list[Callable[[RunSnapshot], None]] = []
         self._resumed = anyio.Event()
         self._resumed.set()
+        self._doing: tuple[str, int] | None = None
+        """What everybody may have to wait for, and since when."""
 
     async def main(self) -> None:
         """Serve engine and learner, produce groups, and train on them until the steps are done."""
@@ -90,7 +94,8 @@ class Session:
         every = self.parts.eval_every
         if self.parts.evaluate is None or not (last or len(self.metrics) % every == 0):
             return
-        found = await self.parts.evaluate()
+        with self._at("the evaluation"):
+            found = await self.parts.evaluate()
         row = {"step": len(self.metrics), "success": found.success, "low": found.low, "high": found.high}
         self.evaluations.append(row | {"count": found.count, "mean_reward": found.mean_reward})
 
@@ -108,7 +113,8 @@ class Session:
             return False
         got_ns = now_ns()
         staleness = [orchestrator.staleness(group) for group in batch]
-        result = await self.parts.learner.update(batch)
+        with self._at(f"update {len(self.metrics) + 1} of the learner"):
+            result = await self.parts.learner.update(batch)
         orchestrator.trained(batch)
         self.parts.on_policy(result.policy)
         self.parts.engine.update_policy(result.policy)
@@ -151,6 +157,25 @@ class Session:
             tell(self.listeners, snapshot, self._warnings)
             before = snapshot
 
+    @contextlib.contextmanager
+    def _at(self, what: str) -> Iterator[None]:
+        self._doing = what, now_ns()
+        try:
+            yield
+        finally:
+            self._doing = None
+
+    def _stalled(self) -> str | None:
+        """That the learner or an evaluation has kept everybody waiting for `stall_after_s`; else None."""
+        if self._doing is None:
+            return None
+        what, since_ns = self._doing
+        since_s = (now_ns() - since_ns) / 1e9
+        if since_s < self.parts.orchestrator.config.stall_after_s:
+            return None
+        depth = self.parts.orchestrator.queue_depth
+        return f"{what.capitalize()} has been under way for {since_s:.0f} s; {depth} finished groups wait for it."
+
     def pause(self, paused: bool) -> None:
         if self.status in ("running", "paused"):
             self.status = "paused" if paused else "running"
@@ -162,8 +187,8 @@ class Session:
 
     def snapshot(self) -> RunSnapshot:
         orchestrator = self.parts.orchestrator
-        notes = [*orchestrator.notes, *self._warnings]
-        if stalled := orchestrator.stalled():
+        notes = [*orchestrator.notes, *orchestrator.warnings, *self._warnings]
+        if self.status == "running" and (stalled := orchestrator.stalled() or self._stalled()):
             notes.append(stalled)
         if orchestrator.num_hung:
             notes.append(f"{orchestrator.num_hung} worker threads still run a call whose deadline has passed.")
@@ -213,6 +238,7 @@ class Run:
 
         async def main() -> None:
             try:
+                gc.collect()  # what earlier runs left in cycles, before a run sets aside what exists (calm_collector)
                 self._session = Session(name, build(), tasks, steps)
                 self._session.listeners = self._listeners
                 await first_error(self._session.main)

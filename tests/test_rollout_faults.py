@@ -1,24 +1,48 @@
 """Random faults at every boundary, on a virtual clock: every episode is accounted for, nothing is left open."""
 
 import asyncio
+import collections
 import itertools
 import random
+import threading
+import zlib
 from dataclasses import dataclass, field
 
 import anyio
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentlab.agents import ModelAgent
 from agentlab.bench.simulated import SimulatedEngine, SimulatedLearner
 from agentlab.concurrency import first_error, run_virtual
-from agentlab.errors import RunError
+from agentlab.environments import part
+from agentlab.errors import RewardError, RunError, ToolError
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator
 from agentlab.run import Parts, Session
 from agentlab.types import EnvStepResult, TrajectoryGroup
 
-FAULTS = ("raise", "hang", "slow", "odd")
-STAGES = ("make", "reset", "step", "close", "agent_model", "agent_env")
+DEADLINE_S = 5.0
+LATE_S = 7.0
+LATE_REWARD = 1000.0
+"""Comes only with answers that are given after their deadline: nobody may ever see it."""
+
+WAITS = ("hang", "slow", "late", "stubborn")
+FAULTS = {
+    "make": ("raise",),
+    "reset": ("raise", "odd", "cancel", *WAITS),
+    "step": ("raise", "odd", "cancel", *WAITS),
+    "tool": ("raise", *WAITS),
+    "reward": ("raise", "odd", *WAITS),
+    "close": ("raise", "cancel", *WAITS),
+    "agent_make": ("raise",),
+    "agent_model": ("raise", "cancel", *WAITS),
+    "agent_env": ("raise", "cancel", *WAITS),
+}
+"""What strikes where. Of the waits, "slow" ends in time, "late" cannot be cancelled and ends after the
+deadline, "stubborn" swallows the cancellation and answers all the same."""
+ODD_REWARDS = (float("nan"), float("inf"), None, "1.0", [1.0])
+BROKEN = {"tool": ToolError, "reward": RewardError}
 
 
 @dataclass
@@ -27,57 +51,96 @@ class Chaos:
 
     seed: int
     share: float
+    struck: collections.Counter
+    armed: bool = False
+    agents: itertools.count = field(default_factory=itertools.count)
+    environments: itertools.count = field(default_factory=itertools.count)
     opened: list = field(default_factory=list)
     closed: list = field(default_factory=list)
 
     def fault(self, stage, *where):
         rng = random.Random(repr((self.seed, stage, where)))
-        return rng.choice(FAULTS) if rng.random() < self.share else None
+        fault = rng.choice(FAULTS[stage]) if self.armed and rng.random() < self.share else None
+        self.struck[stage, fault] += fault is not None
+        return fault
 
-    async def strike(self, stage, *where):
+    def strike(self, stage, *where):
+        """For what is not async: raise, or do nothing."""
+        if self.fault(stage, *where) == "raise":
+            raise ValueError(f"{stage} broke")
+
+    async def strikes(self, stage, *where):
+        """Raise, wait, or say that something odd or late should be answered."""
         fault = self.fault(stage, *where)
         if fault == "raise":
-            raise ValueError(f"{stage} broke")
+            raise BROKEN.get(stage, ValueError)(f"{stage} broke")
+        if fault == "cancel":
+            raise asyncio.CancelledError
         if fault == "hang":
             await anyio.sleep_forever()
         if fault == "slow":
-            await anyio.sleep(7.0)
+            await anyio.sleep(1.0)
+        if fault == "late":
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(LATE_S)
+        if fault == "stubborn":
+            try:
+                await anyio.sleep_forever()
+            except asyncio.CancelledError:
+                fault = "late"
         return fault
 
 
 class ChaosEnv:
+    """Two turns, each with a tool call; a reward in the last."""
+
     def __init__(self, task, chaos):
         self.task, self.chaos = task, chaos
-        self.number = len(chaos.opened)
-        if chaos.fault("make", task.id, self.number) == "raise":
-            raise ValueError("make broke")
+        self.number = next(chaos.environments)
+        chaos.strike("make", self.number)
         chaos.opened.append(self)
         self.turn = 0
 
     async def reset(self):
-        odd = await self.chaos.strike("reset", self.number)
+        odd = await self.chaos.strikes("reset", self.number)
         return "not a pair" if odd == "odd" else (self.task.prompt, {})
 
     async def step(self, action):
-        odd = await self.chaos.strike("step", self.number, self.turn)
+        where = (self.number, self.turn)
+        fault = await self.chaos.strikes("step", *where)
+        with part("tool", "search"):
+            late = await self.chaos.strikes("tool", *where) == "late" or fault == "late"
         self.turn += 1
-        reward = float("nan") if odd == "odd" else float(self.number % 2)
-        return EnvStepResult("go on", reward, self.turn == 3)
+        if fault == "odd":
+            return {"observation": "go on"}
+        if self.turn < 2:
+            return EnvStepResult("go on", LATE_REWARD if late else 0.0, False)
+        with part("reward", "score"):
+            odd = await self.chaos.strikes("reward", self.number)
+        if odd == "odd":
+            return EnvStepResult("done", ODD_REWARDS[self.number % len(ODD_REWARDS)], True)
+        return EnvStepResult("done", LATE_REWARD if late or odd == "late" else float(self.number % 2), True)
 
     async def close(self):
         self.chaos.closed.append(self)
-        await self.chaos.strike("close", self.number)
+        await self.chaos.strikes("close", self.number)
 
 
 class ChaosAgent(ModelAgent):
+    """Its updates are async; the answer to the model is what it said."""
+
     def __init__(self, chaos):
         super().__init__()
-        self.chaos, self.calls = chaos, itertools.count(len(chaos.opened) * 100)
+        self.chaos, self.number, self.calls = chaos, next(chaos.agents), itertools.count()
+        chaos.strike("agent_make", self.number)
 
-    def update_from_model(self, response, **kwargs):
-        if self.chaos.fault("agent_model", next(self.calls)) == "raise":
-            raise KeyError("agent broke")
+    async def update_from_model(self, response, **kwargs):
+        await self.chaos.strikes("agent_model", self.number, next(self.calls))
         return super().update_from_model(response)
+
+    async def update_from_env(self, *args):
+        await self.chaos.strikes("agent_env", self.number, next(self.calls))
+        super().update_from_env(*args)
 
 
 class Watched(SimulatedLearner):
@@ -91,6 +154,7 @@ class Watched(SimulatedLearner):
         for group in groups:
             assert isinstance(group, TrajectoryGroup)
             assert group.oldest_version is None or self.version - group.oldest_version <= self.bound
+            assert all(turn.reward < LATE_REWARD for t in group.trajectories for turn in t.turns)
             scored = [t for t in group.trajectories if t.scored]
             assert len(scored) >= min(2, len(group.trajectories))
             for row in (row for t in group.trajectories for row in t.rows):
@@ -104,22 +168,23 @@ async def endless():
         yield {"id": str(number), "prompt": f"task {number}"}
 
 
-def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_after_s, speed):
-    """Run it, and give the last counts with the status."""
+def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_after_s, speed, pause_s, **more):
+    """Run it, and give all there is to ask afterwards."""
 
     async def main():
-        engine = SimulatedEngine(lambda request: 1 + hash(request.id) % 9, token_rate=speed, saturation=4)
+        engine = SimulatedEngine(
+            lambda request: 1 + zlib.crc32(request.id.encode()) % 9, token_rate=speed, saturation=4
+        )
         options = RolloutConfig(
             group_size=group_size,
             groups_per_step=groups_per_step,
             max_concurrency=concurrency,
             max_off_policy_steps=lead,
             max_failed_groups=3,
-            reset_timeout_s=5,
-            step_timeout_s=5,
-            close_timeout_s=5,
-            model_timeout_s=5,
+            **dict.fromkeys(("reset_timeout_s", "step_timeout_s", "close_timeout_s", "model_timeout_s"), DEADLINE_S),
+            **dict.fromkeys(("tool_timeout_s", "reward_timeout_s"), DEADLINE_S - 1),
             episode_timeout_s=20,
+            **more,
         )
         orchestrator = RolloutOrchestrator(
             engine,
@@ -128,16 +193,20 @@ def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_a
             config=options,
         )
         orchestrator.gate.limit = steps * groups_per_step
+        chaos.armed = True  # an agent is made for the check of the arguments before that
         learner = Watched(1.0, orchestrator, lead)
         session = Session("chaos", Parts(engine, orchestrator, learner, lambda policy: None), endless(), steps)
 
         async def watch():
             while True:
-                c = session.snapshot().counts
+                if pause_s is not None and anyio.current_time() >= pause_s:
+                    session.pause(anyio.current_time() < pause_s + 3)
+                now = session.snapshot()
+                c = now.counts
                 assert c.admitted == c.in_flight + c.trained + c.stale + c.filtered + c.failed + c.cancelled
                 assert c.in_flight >= 0
-                assert len(session.snapshot().episodes) <= concurrency
-                await anyio.sleep(0.5)
+                assert len(now.episodes) <= concurrency
+                await anyio.sleep(1.0)
 
         failure = None
         with anyio.move_on_after(stop_after_s):
@@ -154,21 +223,11 @@ def play(chaos, *, steps, lead, group_size, groups_per_step, concurrency, stop_a
     return run_virtual(main)
 
 
-@settings(deadline=None, max_examples=200)
-@given(
-    seed=st.integers(0, 10**9),
-    share=st.sampled_from([0.0, 0.05, 0.2, 0.5]),
-    steps=st.integers(1, 3),
-    lead=st.integers(0, 2),
-    group_size=st.integers(1, 4),
-    groups_per_step=st.integers(1, 3),
-    concurrency=st.integers(1, 9),
-    stop_after_s=st.sampled_from([0.3, 3.0, 11.0, 1000.0]),
-    speed=st.sampled_from([2.0, 50.0]),
-)
-def test_whatever_breaks_every_group_is_accounted_for_and_every_environment_closed_once(seed, share, **options):
-    chaos = Chaos(seed, share)
-    session, orchestrator, learner, failure, others = play(chaos, **options)
+def check(seed, share, struck, *, filter_equal, **options):
+    """One schedule of faults, and all that must hold whatever it was."""
+    chaos = Chaos(seed, share, struck)
+    filter_equal = filter_equal and options["group_size"] > 1
+    session, orchestrator, learner, failure, others = play(chaos, filter_equal_rewards=filter_equal, **options)
     counts = orchestrator.gate.counts
     assert counts.in_flight == 0
     assert counts.admitted == counts.trained + counts.stale + counts.filtered + counts.failed + counts.cancelled
@@ -176,8 +235,43 @@ def test_whatever_breaks_every_group_is_accounted_for_and_every_environment_clos
     assert len(chaos.closed) == len(chaos.opened) == len(set(map(id, chaos.closed)))
     assert not others
     assert session.snapshot().episodes == ()
+    assert all(turn.reward < LATE_REWARD for t in orchestrator.recent for turn in t.turns)
     if session.status == "finished":
         assert counts.trained == options["steps"] * options["groups_per_step"]
         assert len(set(learner.consumed)) == len(learner.consumed)
-    if share == 0.0 and options["stop_after_s"] == 1000.0 and options["speed"] == 50.0:
+    if share == 0.0 and options["stop_after_s"] == 1000.0 and options["speed"] == 50.0 and not filter_equal:
         assert failure is None and session.status == "finished" and counts.failed == 0
+
+
+@pytest.mark.timeout(600)
+def test_whatever_breaks_in_2000_schedules_every_group_is_accounted_for_and_every_environment_closed_once():
+    struck = collections.Counter()
+    schedules = 0
+
+    @settings(deadline=None, max_examples=2_000, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        seed=st.integers(0, 10**9),
+        share=st.sampled_from([0.0, 0.02, 0.1, 0.3]),
+        steps=st.integers(1, 3),
+        lead=st.integers(0, 2),
+        group_size=st.integers(1, 4),
+        groups_per_step=st.integers(1, 3),
+        concurrency=st.integers(1, 9),
+        stop_after_s=st.sampled_from([0.3, 3.0, 11.0, 1000.0, 1000.0]),
+        pause_s=st.sampled_from([None, None, 1.0]),
+        speed=st.sampled_from([2.0, 50.0]),
+        max_retries=st.integers(0, 1),
+        extra_groups=st.integers(0, 1),
+        filter_equal=st.booleans(),
+    )
+    def schedule(seed, share, **options):
+        nonlocal schedules
+        schedules += 1
+        check(seed, share, struck, **options)
+
+    threads = threading.active_count()
+    schedule()
+    assert schedules >= 2_000
+    assert threading.active_count() == threads
+    missed = [(stage, fault) for stage, faults in FAULTS.items() for fault in faults if struck[stage, fault] < 10]
+    assert missed == []

@@ -1,5 +1,6 @@
 """The only room that lets one thread speak to another; with `tracing`, the only one that knows threads."""
 
+from agentlab.concurrency.collector import calm_collector
 from agentlab.concurrency.crossings import BEAT_S, Closed, Inbox, Reply, as_error, first_error, post, run_thread
 from agentlab.concurrency.loop import LoopThread
 from agentlab.concurrency.pool import WorkerCall, WorkerPool
@@ -15,6 +16,7 @@ __all__ = [
     "WorkerCall",
     "WorkerPool",
     "as_error",
+    "calm_collector",
     "first_error",
     "post",
     "run_thread",

@@ -59,11 +59,6 @@ class Deadline:
         return partial(post, self._loop, self._leave, key)
 
     @property
-    def passed(self) -> bool:
-        """Whether the time is up; what the stage gives from then on is late, and counts as nothing."""
-        return self.scope.cancel_called
-
-    @property
     def part(self) -> Part | None:
         """The part that has been under way the longest."""
         return next(iter(self._parts.values()), None)
@@ -86,5 +81,5 @@ class Deadline:
         self._move()
 
     def _move(self) -> None:
-        if self.begun and not self.passed:
+        if self.begun:
             self.scope.deadline = min([self._end_s, *(part.end_s for part in self._parts.values())])

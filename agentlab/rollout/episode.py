@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
@@ -48,6 +49,12 @@ class World:
     make_environment: Callable[[Task], Any]
     config: RolloutConfig
     pool: WorkerPool
+    warn: Callable[[str], None] = lambda text: None
+    """Told what a person should know of the episodes."""
+
+
+MOST_HELD_S = 0.25
+"""Seconds that an agent's plain method may hold the loop before a person is told."""
 
 
 class EpisodeFailed(Exception):
@@ -132,15 +139,22 @@ class Episode:
         self._transcript.sampled(completion)
         return completion
 
-    async def _ask_agent(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the agent, plain or async, on the loop that owns it."""
+    async def _ask_agent(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the agent, plain or async, on the loop that owns it.
 
-        async def call(begin: Begin) -> Any:
-            begin()
-            result = method(*args)
-            return await result if inspect.isawaitable(result) else result
-
-        return await self._bounded("agent", self._world.config.step_timeout_s, call)
+        A plain one cannot be cut short; how long it held the loop is told if that was long.
+        """
+        began_ns = now_ns()
+        with span("agent", turn=len(self._turns)):
+            result = self._guarded("agent", partial(method, *args, **kwargs))
+        if (held_s := (now_ns() - began_ns) / 1e9) > MOST_HELD_S:
+            self._world.warn(
+                f"An agent's {method.__name__} held the loop for {held_s:.1f} s, and all episodes with it. Make "
+                "it async, or move what blocks into the environment or a tool, which run on threads."
+            )
+        if not inspect.isawaitable(result):
+            return result
+        return await self._bounded("agent", self._world.config.step_timeout_s, partial(_begun, result))
 
     async def _generate(self, begin: Begin, request: GenerationRequest) -> Completion:
         begin()
@@ -152,8 +166,8 @@ class Episode:
     async def _act(self, completion: Completion) -> bool:
         model_s = (now_ns() - self._now.since_ns) / 1e9
         response = self._world.chat.decode(completion.tokens)
-        take = partial(self._agent.update_from_model, finish_reason=completion.finish_reason)
-        action = await self._ask_agent(take, response)
+        ask = self._agent.update_from_model
+        action = await self._ask_agent(ask, response, finish_reason=completion.finish_reason)
         self._guarded("agent", self._agent.record_response, response)
         step = partial(self._environment.step, action=action)
         result = await self._bounded("step", self._world.config.step_timeout_s, step)
@@ -204,8 +218,8 @@ class Episode:
         try:
             with now.scope, watched(now.watch), span(_SPANS[stage], turn=len(self._turns)) as self._timed:
                 result = await call(now.begin)
-                if not now.passed:
-                    return result
+                await anyio.lowlevel.checkpoint_if_cancelled()  # user code may have swallowed it: then this is late
+                return result
         except EngineError as error:
             if stage == "model":
                 raise
@@ -258,6 +272,11 @@ class Episode:
             start_ns=start_ns,
             end_ns=now_ns(),
         )
+
+
+async def _begun(awaitable: Awaitable[Any], begin: Begin) -> Any:
+    begin()
+    return await awaitable
 
 
 def _rule(config: RolloutConfig, truncation: Truncation | None) -> TruncationRule:

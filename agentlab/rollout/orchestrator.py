@@ -11,12 +11,13 @@ import anyio
 
 from agentlab.agents import ConversationAgentBase, with_parser_of
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import BEAT_S, LoopThread, WorkerPool, first_error
+from agentlab.concurrency import BEAT_S, LoopThread, WorkerPool, calm_collector, first_error
 from agentlab.errors import ConfigError, RunError
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.episode import Episode, World, stable_seed
 from agentlab.rollout.pacing import Gate
+from agentlab.rollout.stall import stall_report
 from agentlab.tracing import counter, now_ns, record, span
 from agentlab.types import (
     EpisodeInFlight,
@@ -83,6 +84,9 @@ class RolloutOrchestrator:
         """What a person should know of the episodes; each is said once."""
         self._last_progress_ns = now_ns()
         self._pool: WorkerPool | None = None
+        self._reading_since_ns: int | None = None
+        self.warnings: collections.deque[str] = collections.deque(maxlen=3)
+        """The newest of what a person should know of the episodes."""
         self._version = self._first_version = version
         self.gate = Gate(
             groups_per_step=self.config.groups_per_step,
@@ -158,8 +162,9 @@ class RolloutOrchestrator:
         self._ended, self._producing = False, True
         places = anyio.Semaphore(self.config.max_concurrency)
         try:
-            async with anyio.create_task_group() as members:
-                await self._admit_all(tasks, world, places, members)
+            with calm_collector():
+                async with anyio.create_task_group() as members:
+                    await self._admit_all(tasks, world, places, members)
         finally:
             world.pool.close()
             self._ended, self._producing = True, False
@@ -230,18 +235,8 @@ class RolloutOrchestrator:
 
     def stalled(self) -> str | None:
         """Who waits for whom, when nothing has finished for `stall_after_s`; else None."""
-        now = now_ns()
-        waiting = sorted(self.in_flight(), key=lambda episode: episode.since_ns)
-        last_ns = max([self._last_progress_ns, *(episode.since_ns for episode in waiting)])
-        quiet_s = (now - last_ns) / 1e9
-        if not waiting or quiet_s < self.config.stall_after_s:
-            return None
-        first = waiting[0]
-        return (
-            f"Nothing has finished for {quiet_s:.0f} s. {len(waiting)} episodes in flight; the longest wait: "
-            f"group {first.group_id}, episode {first.episode}, turn {first.turn}, in {first.stage} for "
-            f"{(now - first.since_ns) / 1e9:.0f} s."
-        )
+        progress_ns, reading_ns = self._last_progress_ns, self._reading_since_ns
+        return stall_report(self.in_flight(), progress_ns, reading_ns, self.config.stall_after_s)
 
     async def run_one(self, task: Any) -> Trajectory:
         """Play one task once, outside of all pacing."""
@@ -257,18 +252,26 @@ class RolloutOrchestrator:
 
     def _world(self) -> World:
         self._pool = WorkerPool(self.config.max_workers)
-        return World(self._engine, self._chat, self._make_agent, self._make_environment, self.config, self._pool)
+        roles = self._make_agent, self._make_environment
+        return World(self._engine, self._chat, *roles, self.config, self._pool, self.warnings.append)
 
     async def _admit_all(self, tasks: Tasks, world: World, places: anyio.Semaphore, members: Any) -> None:
         index = 0
         source = _source(tasks, world.pool)
-        while await self.gate.opened() and (given := await _traced(source)) is not _END:
+        while await self.gate.opened() and (given := await self._traced(source)) is not _END:
             task = as_task(given, index)
             self.gate.admit()
             await self._start_group(f"{index}:{task.id}", task, world, places, members)
             index += 1
         if index == 0:
             raise ConfigError("The stream of tasks must hold at least one task, got none.")
+
+    async def _traced(self, source: Callable[[], Awaitable[Any]]) -> Any:
+        self._reading_since_ns = now_ns()
+        with span("data"):
+            given = await source()
+        self._reading_since_ns = None
+        return given
 
     async def _start_group(self, group_id: str, task: Task, world: World, places: anyio.Semaphore, tasks: Any) -> None:
         finished: list[Trajectory] = []
@@ -424,11 +427,6 @@ def _source(tasks: Tasks, pool: WorkerPool) -> Callable[[], Awaitable[Any]]:
         return await pool.run(next, iterator, _END)
 
     return from_iterator
-
-
-async def _traced(source: Callable[[], Awaitable[Any]]) -> Any:
-    with span("data"):
-        return await source()
 
 
 _END = object()
