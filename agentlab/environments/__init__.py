@@ -2,17 +2,22 @@
 
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.check import check_environment
+from agentlab.environments.games import Countdown, GuessNumber
 from agentlab.environments.lake import FrozenLake
 from agentlab.environments.latency import Latency
-from agentlab.environments.parts import part
+from agentlab.environments.reasoning import Reasoning
 from agentlab.environments.task import TaskEnvironment, ToolEnvironment
+from agentlab.environments.terminal import Terminal
 
 __all__ = [
     "BaseTaskEnv",
+    "Countdown",
     "FrozenLake",
+    "GuessNumber",
     "Latency",
+    "Reasoning",
     "TaskEnvironment",
+    "Terminal",
     "ToolEnvironment",
     "check_environment",
-    "part",
 ]

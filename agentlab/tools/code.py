@@ -5,15 +5,15 @@ from typing import final
 
 from agentlab.errors import ConfigError
 from agentlab.tools.base import Tool
-from agentlab.tools.sandbox import Sandbox, SandboxPool
+from agentlab.tools.sandbox import Limits, Sandbox, SandboxPool, WallName
 
 Place = Sandbox | SandboxPool | None
 
 
 @functools.cache
-def shared_pool() -> SandboxPool:
-    """The pool of all tools that were given no sandbox; it lasts as long as the process."""
-    return SandboxPool()
+def shared_pool(limits: Limits | None = None, walls: WallName = "auto") -> SandboxPool:
+    """The pool of all tools and environments that were given no sandbox; it lasts as long as the process."""
+    return SandboxPool(limits=limits, walls=walls)
 
 
 def checked_place(sandbox: Place) -> Sandbox | SandboxPool:
