@@ -15,11 +15,19 @@ from agentlab.rewards import same_number
 from agentlab.tasks.lake import shortest_way
 
 NO_SPLIT: Any = "test"
-MAKERS = {"arithmetic": tasks.arithmetic, "prices": tasks.prices, "frozen_lake": tasks.frozen_lake}
+MAKERS = {
+    "arithmetic": tasks.arithmetic,
+    "prices": tasks.prices,
+    "frozen_lake": tasks.frozen_lake,
+    "terminal": tasks.terminal,
+    "countdown": tasks.countdown,
+}
 asked = {
     "arithmetic": lambda task: task.prompt,
     "prices": lambda task: (task.data["item"], task.data["answer"]),
     "frozen_lake": lambda task: task.data["map"],
+    "terminal": lambda task: (task.prompt, str(task.data["files"])),
+    "countdown": lambda task: (tuple(sorted(task.data["numbers"])), task.data["target"]),
 }
 
 

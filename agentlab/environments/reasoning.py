@@ -1,6 +1,5 @@
 """Puzzles of reasoning-gym, judged by its own judges."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from agentlab.errors import ConfigError
 from agentlab.tasks.reasoning import reasoning_gym
 from agentlab.types import EnvStepResult, Task
 
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+OPEN, CLOSE = "<answer>", "</answer>"
 
 
 class Reasoning(BaseTaskEnv):
@@ -45,5 +44,6 @@ class Reasoning(BaseTaskEnv):
 
 def tagged_answer(text: str) -> str:
     """What stands in the last <answer>…</answer>, or else the whole text, without spaces at its ends."""
-    found = TAGGED.findall(text)
-    return (found[-1] if found else text).strip()
+    end = text.rfind(CLOSE)
+    begin = text.rfind(OPEN, 0, max(end, 0))
+    return (text[begin + len(OPEN) : end] if begin >= 0 else text).strip()

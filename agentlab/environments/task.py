@@ -80,10 +80,16 @@ class ToolEnvironment(BaseTaskEnv):
         self.reward_fn = checked_reward_fn(reward_fn)
         self.max_result_chars = max_result_chars
         self.tools: dict[str, Tool] = {name: tool.bind(task) for name, tool in as_tools(tool_map).items()}
+        self._own = [tool for name, tool in self.tools.items() if tool is not tool_map[name]]
         self.specs = {spec.name: spec for spec in specs_of(self.tools)}
 
     def _initial_observation(self) -> str:
         return self.task.prompt
+
+    def close(self) -> None:
+        """Close the tools that were made or bound for this episode; shared ones stay open."""
+        for tool in self._own:
+            resolved(tool.close())
 
     def _step_impl(self, action: Any) -> EnvStepResult:
         calls = calls_of(action)

@@ -10,7 +10,7 @@ from agentlab.errors import ConfigError, RewardError
 from agentlab.rewards.score import Reward
 from agentlab.types import Task
 
-FENCED = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+FENCED = re.compile(r"```[^\n`]{0,20}\n(.*?)```", re.DOTALL)
 MAX_TESTS = 100
 
 

@@ -8,6 +8,8 @@ from agentlab.tools.base import Tool
 from agentlab.tools.sandbox import Limits, Sandbox, SandboxPool, WallName
 
 Place = Sandbox | SandboxPool | None
+MAX_CHARS = 3000
+"""Less than a `ToolEnvironment` shows, so that the end of an output, with the error, is never cut off."""
 
 
 @functools.cache
@@ -29,6 +31,17 @@ def checked_place(sandbox: Place) -> Sandbox | SandboxPool:
     return sandbox
 
 
+def checked_max_chars(max_chars: int) -> int:
+    """How many characters of an output are shown.
+
+    Raises:
+        ConfigError: fewer than 100.
+    """
+    if max_chars < 100:
+        raise ConfigError(f"max_chars must be at least 100, got {max_chars}.")
+    return max_chars
+
+
 @final
 class Python(Tool):
     """Runs a Python program and answers with what it prints; the value of a last expression is shown, too.
@@ -36,13 +49,15 @@ class Python(Tool):
     Args:
         sandbox: Where it runs. A `Sandbox` keeps files from call to call; a `SandboxPool` gives every
             call an empty place. None: a pool that all such tools of this process share.
+        max_chars: Of a longer output the model is shown the beginning and the end.
 
     Raises:
-        ConfigError: no sandbox works on this machine.
+        ConfigError: an option is impossible, or no sandbox works on this machine.
     """
 
-    def __init__(self, sandbox: Place = None) -> None:
+    def __init__(self, sandbox: Place = None, *, max_chars: int = MAX_CHARS) -> None:
         self.sandbox = checked_place(sandbox)
+        self.max_chars = checked_max_chars(max_chars)
 
     def __call__(self, code: str) -> str:
         """Run it.
@@ -50,7 +65,7 @@ class Python(Tool):
         Args:
             code: A complete program; nothing is remembered from earlier calls.
         """
-        return self.sandbox.python(code).text
+        return self.sandbox.python(code).shown(self.max_chars)
 
 
 @final
@@ -59,13 +74,15 @@ class Bash(Tool):
 
     Args:
         sandbox: As of `Python`.
+        max_chars: As of `Python`.
 
     Raises:
-        ConfigError: no sandbox works on this machine.
+        ConfigError: an option is impossible, or no sandbox works on this machine.
     """
 
-    def __init__(self, sandbox: Place = None) -> None:
+    def __init__(self, sandbox: Place = None, *, max_chars: int = MAX_CHARS) -> None:
         self.sandbox = checked_place(sandbox)
+        self.max_chars = checked_max_chars(max_chars)
 
     def __call__(self, command: str) -> str:
         """Run it.
@@ -73,4 +90,4 @@ class Bash(Tool):
         Args:
             command: One or more lines of bash.
         """
-        return self.sandbox.bash(command).text
+        return self.sandbox.bash(command).shown(self.max_chars)

@@ -83,8 +83,17 @@ class Ran:
     @property
     def text(self) -> str:
         """The output and, where there is something to say, how it ended; for a model to read."""
+        return self.shown()
+
+    def shown(self, max_chars: int | None = None) -> str:
+        """The text; of an output longer than `max_chars` its beginning and its end."""
         failed = f"(exit status {self.exit_code})" if not self.note and self.exit_code else ""
-        return "\n".join(filter(None, (self.output.rstrip("\n"), self.note, failed))) or "(no output)"
+        output = self.output.rstrip("\n")
+        if max_chars is not None and len(output) > max_chars:
+            half = max_chars // 2
+            left_out = f"\n… ({len(output) - 2 * half} characters left out) …\n"
+            output = output[:half] + left_out + output[len(output) - half :]
+        return "\n".join(filter(None, (output, self.note, failed))) or "(no output)"
 
 
 class Server:
@@ -110,6 +119,8 @@ class Server:
     def call(self, request: Mapping[str, Any], limits: Limits) -> tuple[Ran, bool]:
         """Ask it to run something: what came of it, and whether the sandbox can be used again as it should be."""
         started = time.monotonic()
+        if not self.end.alive:
+            return Ran("", None, "lost", note=SAID["lost"]), False
         deadline = started + request["limits"]["timeout_s"] + GRACE_S
         data = json.dumps(request).encode()
         try:

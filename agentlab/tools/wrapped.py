@@ -81,7 +81,7 @@ class Timeout(Wrapped):
         if not is_async(self.tool):
             raise ConfigError(
                 "Timeout needs a tool written as `async def`: a plain function cannot be stopped. Write it so, run it "
-                "in a sandbox (al.tools.Python), or leave it to the deadlines of the rollout (RolloutConfig)."
+                "in a sandbox (al.tools.Python), or leave it to the rollout's own deadline, tool_timeout_s."
             )
         self.seconds = seconds
 
