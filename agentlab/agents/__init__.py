@@ -1,6 +1,7 @@
 """Agents: they keep a conversation, and turn what the model says into actions."""
 
 from agentlab.agents.base import ConversationAgentBase, observation_messages
+from agentlab.agents.check import check_agent
 from agentlab.agents.model import FrozenLakeAgent, ModelAgent, ToolAgent, with_parser_of
 
 __all__ = [
@@ -8,6 +9,7 @@ __all__ = [
     "FrozenLakeAgent",
     "ModelAgent",
     "ToolAgent",
+    "check_agent",
     "observation_messages",
     "with_parser_of",
 ]

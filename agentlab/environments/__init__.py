@@ -3,9 +3,11 @@
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.check import check_environment
 from agentlab.environments.games import Countdown, GuessNumber
+from agentlab.environments.gym import GymEnvironment
 from agentlab.environments.lake import FrozenLake
 from agentlab.environments.latency import Latency
 from agentlab.environments.reasoning import Reasoning
+from agentlab.environments.selfplay import Move, Nim, SelfPlay, TwoPlayerGame
 from agentlab.environments.task import TaskEnvironment, ToolEnvironment
 from agentlab.environments.terminal import Terminal
 
@@ -14,10 +16,15 @@ __all__ = [
     "Countdown",
     "FrozenLake",
     "GuessNumber",
+    "GymEnvironment",
     "Latency",
+    "Move",
+    "Nim",
     "Reasoning",
+    "SelfPlay",
     "TaskEnvironment",
     "Terminal",
     "ToolEnvironment",
+    "TwoPlayerGame",
     "check_environment",
 ]

@@ -5,9 +5,12 @@ import copy
 import inspect
 import math
 import numbers
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from agentlab.environments.base import BaseTaskEnv
+from agentlab.tracing.blocking import blocking_calls
 from agentlab.types import Action, EnvStepResult, Task, ToolResult, check_kwargs
 
 METHODS = ("reset", "step", "close")
@@ -23,6 +26,9 @@ def check_environment(
     """What is wrong with an environment, a sentence each with how to put it right; empty if nothing was found.
 
     Plays the actions in one environment, and again in two at once, on a thread without an event loop.
+    It finds: methods that are missing or answer with the wrong thing, a reward that is no number, an
+    observation that is no text, a task that is changed, state that instances share or chance without a
+    seed, things that are opened and not closed, and calls that block in an async method.
 
     Args:
         env_class: A class or any callable, as it is given to a learner.
@@ -64,18 +70,41 @@ def _play(environments: list[Any], actions: list[Action], findings: list[str]) -
     if findings:
         return [[] for _ in environments]
     seen = [_reset(environment, findings) for environment in environments]
+    _check_close(environments[0], findings)
     over = [bool(findings)] * len(environments)
     for action in actions:
         for index, environment in enumerate(environments):
             if not over[index]:
                 over[index] = _step(environment, action, seen[index], findings)
     for environment in environments:
-        _awaited(environment.close())
+        _awaited(environment.close(), "close", findings)
+        _check_closed(environment, findings)
     return seen
 
 
+def _check_close(environment: Any, findings: list[str]) -> None:
+    """Whether it has a close() of its own, where it holds something that must be closed."""
+    held = [name for name, value in vars(environment).items() if _must_be_closed(value)]
+    if held and isinstance(environment, BaseTaskEnv) and type(environment).close is BaseTaskEnv.close:
+        closing = "; ".join(f"self.{name}.close()" for name in held)
+        findings.append(f"It holds {', '.join(held)} but has no close(). Write `def close(self): {closing}`.")
+
+
+def _check_closed(environment: Any, findings: list[str]) -> None:
+    left_open = [name for name, value in vars(environment).items() if getattr(value, "closed", None) is False]
+    if left_open:
+        findings.append(
+            f"close() left {', '.join(left_open)} open. Close {'it' if len(left_open) == 1 else 'them'} there."
+        )
+
+
+def _must_be_closed(value: Any) -> bool:
+    held = callable(getattr(value, "close", None)) and not isinstance(value, type)
+    return (held or isinstance(value, subprocess.Popen)) and not inspect.isgenerator(value)
+
+
 def _reset(environment: Any, findings: list[str]) -> list[str]:
-    answer = _awaited(environment.reset())
+    answer = _awaited(environment.reset(), "_initial_observation", findings)
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)):
         findings.append(f"reset() must return (observation, info), got {answer!r:.80}. Derive it from BaseTaskEnv.")
         return []
@@ -86,7 +115,7 @@ def _reset(environment: Any, findings: list[str]) -> list[str]:
 
 
 def _step(environment: Any, action: Action, seen: list[str], findings: list[str]) -> bool:
-    result = _awaited(environment.step(action))
+    result = _awaited(environment.step(action), "_step_impl", findings)
     if not isinstance(result, EnvStepResult):
         findings.append(f"step() must return EnvStepResult(observation, reward, done, info), got {result!r:.80}.")
         return True
@@ -117,11 +146,20 @@ def _check_observation(observation: Any, what: str, findings: list[str]) -> None
         )
 
 
-def _awaited(value: Any) -> Any:
+def _awaited(value: Any, method: str, findings: list[str]) -> Any:
+    """The value, awaited where it must be; what blocks meanwhile is a finding."""
     if not inspect.isawaitable(value):
         return value
+    blocked: list[str] = []
 
     async def wait(awaitable: Awaitable[Any]) -> Any:
-        return await awaitable
+        with blocking_calls(blocked):
+            return await awaitable
 
-    return asyncio.run(wait(value))
+    answer = asyncio.run(wait(value))
+    if blocked:
+        findings.append(
+            f"The async method {method} blocks the loop that all episodes share: {blocked[0]}. Write it without "
+            "`async` (it then runs on a worker), or await something that does not block, e.g. asyncio.sleep."
+        )
+    return answer

@@ -2,30 +2,45 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from agentlab.environments.parts import part
 from agentlab.errors import EnvironmentError_, EpisodeError, RewardError
-from agentlab.rewards import Reward, RewardFn, as_reward
+from agentlab.rewards import LoopReward, Reward, RewardFn, as_reward
 from agentlab.types import Task
 
 
-def score(reward_fn: RewardFn, task: Task, answer: str) -> Reward:
-    """The reward of an answer.
+def score(reward_fn: RewardFn, task: Task, answer: str) -> Reward | Awaitable[Reward]:
+    """The reward of an answer; an awaitable of it where the function is a `LoopReward`.
 
     Raises:
         RewardError: the function raised, or its value is not a finite number.
     """
     name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
-    with part("reward", name):
-        try:
-            value = resolved(reward_fn(task, answer))
-        except EpisodeError:
-            raise
-        except Exception as error:  # user code: whatever it raises, the reward is missing
-            raise RewardError(f"{name} raised {type(error).__name__}: {error}") from error
+    if isinstance(reward_fn, LoopReward):
+        return _score_later(reward_fn, task, answer, name)
+    with part("reward", name), _reward_errors(name):
+        value = resolved(reward_fn(task, answer))
     return as_reward(value, name)
+
+
+async def _score_later(reward_fn: LoopReward, task: Task, answer: str, name: str) -> Reward:
+    with part("reward", name), _reward_errors(name):
+        value = await reward_fn(task, answer)
+    return as_reward(value, name)
+
+
+@contextmanager
+def _reward_errors(name: str) -> Iterator[None]:
+    """Whatever a reward function raises becomes a RewardError."""
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except Exception as error:  # user code: whatever it raises, the reward is missing
+        raise RewardError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def resolved(value: Any) -> Any:

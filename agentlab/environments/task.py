@@ -8,7 +8,7 @@ from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.parts import part
 from agentlab.environments.scoring import resolved, score
 from agentlab.errors import AgentError, ConfigError, ToolError, nearest
-from agentlab.rewards import RewardFn
+from agentlab.rewards import Reward, RewardFn
 from agentlab.tools import Tool, as_text, as_tools, check_arguments, specs_of
 from agentlab.types import EnvStepResult, Task, ToolCall, ToolResult
 
@@ -39,8 +39,10 @@ class TaskEnvironment(BaseTaskEnv):
     def _initial_observation(self) -> str:
         return self.task.prompt
 
-    def _step_impl(self, action: Any) -> EnvStepResult:
-        reward = score(self.reward_fn, self.task, answer_of(action))
+    def _step_impl(self, action: Any) -> Any:
+        return self._then(score(self.reward_fn, self.task, answer_of(action)), self._judged)
+
+    def _judged(self, reward: Reward) -> EnvStepResult:
         done = self.is_last_turn or reward.value > 0
         info = {"reward_parts": dict(reward.parts)} if reward.parts else {}
         return EnvStepResult(None if done else self.feedback, reward.value, done, info)
@@ -91,7 +93,7 @@ class ToolEnvironment(BaseTaskEnv):
         for tool in self._own:
             resolved(tool.close())
 
-    def _step_impl(self, action: Any) -> EnvStepResult:
+    def _step_impl(self, action: Any) -> Any:
         calls = calls_of(action)
         if not calls:
             return self._end(None, answer_of(action), {})
@@ -104,10 +106,12 @@ class ToolEnvironment(BaseTaskEnv):
             return self._end(results, "", {**info, "truncation": "max_turns"})
         return EnvStepResult(results, 0.0, False, info)
 
-    def _end(self, observation: Any, answer: str, info: dict[str, Any]) -> EnvStepResult:
-        reward = score(self.reward_fn, self.task, answer)
-        parts = {"reward_parts": dict(reward.parts)} if reward.parts else {}
-        return EnvStepResult(observation, reward.value, True, {**info, **parts})
+    def _end(self, observation: Any, answer: str, info: dict[str, Any]) -> Any:
+        def ended(reward: Reward) -> EnvStepResult:
+            parts = {"reward_parts": dict(reward.parts)} if reward.parts else {}
+            return EnvStepResult(observation, reward.value, True, {**info, **parts})
+
+        return self._then(score(self.reward_fn, self.task, answer), ended)
 
     def _run(self, call: ToolCall, errors: list[str]) -> ToolResult:
         """Run one call; whatever goes wrong becomes text for the model."""

@@ -1,7 +1,26 @@
 """Reward functions: `reward_fn(task, answer) -> float | Reward`, sync or async, never silently 0."""
 
-from agentlab.rewards.answers import exact, same_number
+from agentlab.rewards.answers import exact, numeric, same_number
 from agentlab.rewards.code import code_tests
-from agentlab.rewards.score import Reward, RewardFn, as_reward, combine
+from agentlab.rewards.judge import endpoint, judge, judged_by
+from agentlab.rewards.score import LoopReward, Reward, RewardFn, as_reward, combine
+from agentlab.rewards.shape import in_format, in_json, inside, regex
 
-__all__ = ["Reward", "RewardFn", "as_reward", "code_tests", "combine", "exact", "same_number"]
+__all__ = [
+    "LoopReward",
+    "Reward",
+    "RewardFn",
+    "as_reward",
+    "code_tests",
+    "combine",
+    "endpoint",
+    "exact",
+    "in_format",
+    "in_json",
+    "inside",
+    "judge",
+    "judged_by",
+    "numeric",
+    "regex",
+    "same_number",
+]

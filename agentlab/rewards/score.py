@@ -1,5 +1,6 @@
 """What a reward is: a finite number, perhaps with the parts it was summed from."""
 
+import asyncio
 import inspect
 import math
 import numbers
@@ -17,6 +18,18 @@ class Reward:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoopReward:
+    """An async reward function that is awaited on the loop that plays the episode, not on a worker:
+    it waits for what lives there, such as the engine. It must never block."""
+
+    function: "Callable[[Task, str], Awaitable[float | Reward]]"
+    __name__: str = "reward"
+
+    def __call__(self, task: Task, answer: str) -> "Awaitable[float | Reward]":
+        return self.function(task, answer)
 
 
 RewardFn: TypeAlias = Callable[[Task, str], float | Reward | Awaitable[float | Reward]]
@@ -64,6 +77,8 @@ def finite(value: Any, source: str) -> float:
 def combine(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:
     """A weighted sum of reward functions that keeps each one's own value as a part.
 
+    Each part becomes a metric of the run, "reward/<name>". Async parts are awaited together.
+
     Args:
         parts: {"answer": (1.0, exact), "format": (0.1, one_call)}: weight and function by name.
 
@@ -77,7 +92,9 @@ def combine(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:
             raise ConfigError(f"Part {name!r} must be (weight, reward function), got {part!r:.80}.")
         if not isinstance(part[0], numbers.Real) or not math.isfinite(part[0]):
             raise ConfigError(f"The weight of part {name!r} must be a finite number, got {part[0]!r}.")
-    if any(inspect.iscoroutinefunction(function) for _, function in parts.values()):
+    if any(isinstance(function, LoopReward) for _, function in parts.values()):
+        return LoopReward(_combine_async(parts), "combined")
+    if any(_is_async(function) for _, function in parts.values()):
         return _combine_async(parts)
 
     def combined(task: Task, answer: str) -> Reward:
@@ -86,13 +103,20 @@ def combine(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:
     return combined
 
 
-def _combine_async(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _combine_async(
+    parts: Mapping[str, tuple[float, RewardFn]],
+) -> Callable[[Task, str], Awaitable[Reward]]:
+    async def value_of(function: RewardFn, task: Task, answer: str) -> Any:
+        value = function(task, answer)
+        return await value if inspect.isawaitable(value) else value
+
     async def combined(task: Task, answer: str) -> Reward:
-        values: dict[str, Any] = {}
-        for name, (_, function) in parts.items():
-            value = function(task, answer)
-            values[name] = await value if inspect.isawaitable(value) else value
-        return _weigh(parts, values)
+        given = await asyncio.gather(*(value_of(function, task, answer) for _, function in parts.values()))
+        return _weigh(parts, dict(zip(parts, given, strict=True)))
 
     return combined
 

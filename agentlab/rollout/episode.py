@@ -17,10 +17,13 @@ from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import WorkerPool, as_error
 from agentlab.environments.parts import watched
+from agentlab.environments.place import Place, playing
 from agentlab.errors import AgentError, EngineError, RewardError, ToolError
 from agentlab.inference.base import Engine
+from agentlab.rewards import judged_by
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.deadline import Deadline
+from agentlab.rollout.judging import EngineJudge
 from agentlab.rollout.opened import Begin, OpenEnvironment, finite_reward, reset_result, step_result
 from agentlab.rollout.transcript import Transcript
 from agentlab.tracing import now_ns, span, tagged
@@ -95,7 +98,9 @@ class Episode:
             EngineError: the engine died; the whole run ends.
         """
         start_ns = now_ns()
-        with tagged(group=self._group_id, episode=self._index), span("rollout"):
+        judge = EngineJudge(self._world.engine, self._world.chat, self._session, seed=self._seed)
+        place = Place(id(self._world), self._group_id, self._index)
+        with tagged(group=self._group_id, episode=self._index), playing(place), judged_by(judge), span("rollout"):
             try:
                 with anyio.move_on_after(self._world.config.episode_timeout_s) as deadline:
                     await self._play()
