@@ -23,6 +23,7 @@ from agentlab.errors import RunActiveError, RunEnded, RunError
 from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
 from agentlab.rollout.evaluation import Evaluation
+from agentlab.rollout.log import save_trajectories
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
 from agentlab.tracing import now_ns
 from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup, mean
@@ -370,6 +371,10 @@ class Run:
         """Write one JSON object per update and line; NaN becomes null."""
         lines = [json.dumps({k: None if _is_nan(v) else v for k, v in row.items()}) for row in self.metrics]
         return write_atomically(path, "".join(f"{line}\n" for line in lines))
+
+    def save_trajectories(self, path: str | Path) -> Path:
+        """Write the newest trajectories, one JSON object per line; `rollout.load_trajectories` reads them again."""
+        return save_trajectories(path, self.trajectories)
 
     def save_trace(self, path: str | Path) -> Path:
         """Write a trace that opens in ui.perfetto.dev."""

@@ -3,6 +3,7 @@
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.episode import Episode, World
 from agentlab.rollout.evaluation import Evaluation, evaluate, evaluate_async
+from agentlab.rollout.log import load_trajectories, save_trajectories
 from agentlab.rollout.orchestrator import RolloutOrchestrator
 from agentlab.rollout.pacing import Gate
 from agentlab.rollout.single import run_episode
@@ -16,5 +17,7 @@ __all__ = [
     "World",
     "evaluate",
     "evaluate_async",
+    "load_trajectories",
     "run_episode",
+    "save_trajectories",
 ]
