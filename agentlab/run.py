@@ -149,14 +149,14 @@ class Session:
         }
 
     async def _tell_listeners(self) -> None:
-        before = self.snapshot()
+        before, before_ns = self.parts.engine.stats().tokens_sampled, now_ns()
         while True:
             await anyio.sleep(1.0)
-            snapshot = self.snapshot()
-            new = snapshot.engine.tokens_sampled - before.engine.tokens_sampled
-            tracing.counter("tokens_per_s", new / (snapshot.now_ns - before.now_ns) * 1e9)
-            tell(self.listeners, snapshot, self._warnings)
-            before = snapshot
+            sampled, moment_ns = self.parts.engine.stats().tokens_sampled, now_ns()
+            tracing.counter("tokens_per_s", (sampled - before) / (moment_ns - before_ns) * 1e9)
+            before, before_ns = sampled, moment_ns
+            if self.listeners:
+                tell(self.listeners, self.snapshot(), self._warnings)
 
     @contextlib.contextmanager
     def _at(self, what: str) -> Iterator[None]:

@@ -108,3 +108,38 @@ def test_stopping_leaves_no_thread_and_the_next_run_may_start(notebook):
     alive = "print(sorted(t.name for t in threading.enumerate() if t.name.startswith('agentlab')))"
     assert notebook.run(alive).strip() == "[]"
     assert "RunActiveError" not in notebook.run("run = start(); run.stop();")
+
+
+BRIEF = """
+def brief():
+    def build():
+        engine = ScriptedEngine("4")
+        orchestrator = RolloutOrchestrator(
+            engine, agent_class=al.ModelAgent, env_class=al.TaskEnvironment, env_kwargs={"reward_fn": score},
+            config=RolloutConfig(group_size=2, groups_per_step=2))
+        return Parts(engine, orchestrator, SimulatedLearner(0.0), lambda policy: None)
+    return Run("brief", build, al.tasks.arithmetic(seed=0), 2)
+"""
+
+
+def test_runs_work_one_after_the_other_in_a_cell_awaited_and_in_a_thread(notebook):
+    notebook.run(BRIEF)
+    assert notebook.run("print(brief().wait().status, (await brief()).status)").strip() == "finished finished"
+    in_thread = (
+        "found = []; t = threading.Thread(target=lambda: found.append(brief().wait().status)); t.start(); t.join()"
+    )
+    assert notebook.run(f"{in_thread}; print(*found)").strip() == "finished"
+
+
+def test_a_run_works_where_uvloops_policy_is_set(notebook):
+    notebook.run("import asyncio, uvloop; asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())")
+    assert notebook.run("print(brief().wait().status)").strip() == "finished"
+    notebook.run("asyncio.set_event_loop_policy(None)")
+
+
+def test_a_loop_within_the_kernels_loop_works_only_when_asked_for(notebook):
+    notebook.run("async def nested():\n    return (await brief()).status")
+    assert "cannot be called from a running event loop" in notebook.run("print(asyncio.run(nested()))")
+    notebook.run("al.notebook.enable_nested_asyncio()")
+    assert notebook.run("print(asyncio.run(nested()))").strip().splitlines()[-1] == "finished"
+    assert notebook.run("print(brief().wait().status)").strip() == "finished"

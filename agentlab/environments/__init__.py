@@ -6,6 +6,7 @@ from agentlab.environments.games import Countdown, GuessNumber
 from agentlab.environments.gym import GymEnvironment
 from agentlab.environments.lake import FrozenLake
 from agentlab.environments.latency import Latency
+from agentlab.environments.parts import part
 from agentlab.environments.reasoning import Reasoning
 from agentlab.environments.selfplay import Move, Nim, SelfPlay, TwoPlayerGame
 from agentlab.environments.task import TaskEnvironment, ToolEnvironment
@@ -27,4 +28,5 @@ __all__ = [
     "ToolEnvironment",
     "TwoPlayerGame",
     "check_environment",
+    "part",
 ]
