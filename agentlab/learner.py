@@ -1,11 +1,12 @@
 """The front doors: a model, an agent, an environment and an algorithm become a run."""
 
+import importlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from agentlab.errors import ConfigError, RunError
-from agentlab.inference import JaxEngine
+from agentlab.inference import JaxEngine, ScriptedEngine
 from agentlab.inference.base import Engine
 from agentlab.models import Model
 from agentlab.rollout import (
@@ -148,6 +149,27 @@ class AgenticRLLearner:
     def run_episode(self, task: Any) -> Trajectory:
         """Play one task once with the newest weights and return its record."""
         return run_episode(self._engine(), task, config=self.config, **self._roles)
+
+    def check(self, tasks: Tasks, *, script: Any = None) -> Any:
+        """Play the first task twice before a run, and show it in the notebook.
+
+        Shown are the prompt and what is trained on in colour, parsed calls, the parts of the reward, the
+        memory that a run needs, the time of an update, and what looks wrong (`warnings`).
+
+        Args:
+            tasks: As for `train`; of an iterator the first task is used up.
+            script: Answers in place of the model's, as a `ScriptedEngine` takes them: quick, and the
+                way to see a tool called by a model that cannot do it yet.
+
+        Raises:
+            ConfigError: there is no task.
+        """
+        scripted = script is not None
+        context = self.config.tokens_per_slot
+        engine = ScriptedEngine(script, self.model.tokenizer, max_context=context) if scripted else self._engine()
+        viz = importlib.import_module("agentlab.viz")  # displays are loaded when asked for
+        options = {"model": self.model, "config": self.config, "roles": self._roles, "scripted": scripted}
+        return viz.preview(engine, tasks, **options)
 
     def _parts(self, steps: int, eval_tasks: Tasks | None, eval_every: int, eval_k: int) -> Parts:
         if self._trainer is not None:

@@ -10,15 +10,18 @@ if TYPE_CHECKING:
     from agentlab.viz.episode import show_trajectory
     from agentlab.viz.learning import curves
     from agentlab.viz.live import Dashboard, dashboard, watch
+    from agentlab.viz.previews import Preview, preview
     from agentlab.viz.timing import timeline, timelines
     from agentlab.viz.verdict import Verdict, diagnose
 
 __all__ = [
     "Dashboard",
+    "Preview",
     "Verdict",
     "curves",
     "dashboard",
     "diagnose",
+    "preview",
     "show_trajectory",
     "timeline",
     "timelines",
@@ -30,7 +33,9 @@ _HOMES = {
     "Verdict": "verdict",
     "curves": "learning",
     "dashboard": "live",
+    "Preview": "previews",
     "diagnose": "verdict",
+    "preview": "previews",
     "show_trajectory": "episode",
     "timeline": "timing",
     "timelines": "timing",
