@@ -1,6 +1,7 @@
 """Terminal, number games and reasoning-gym: played right and wrong, and trained on with a tiny model."""
 
 import random
+import time
 from itertools import islice
 
 import pytest
@@ -80,11 +81,11 @@ def test_fixed_programs_and_settings_are_judged_by_what_they_do():
 
 
 def test_hostile_answers_are_read_in_time():
-    started = time.monotonic()
+    started = time.process_time()
     for text in ("<answer>" * 100_000, "```" + " " * 500_000, "```python\n" * 50_000, "1 + " * 200_000):
         assert code_in(text)
         assert len(formula_in(text)) <= len(text)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_a_program_that_prints_what_it_likes_earns_nothing():

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from agentlab.environments import ToolEnvironment
 from agentlab.errors import ConfigError, ToolError
 from agentlab.tools import Bash, Limits, Python, Sandbox, SandboxPool, SandboxWarning
 from agentlab.tools.sandbox import problem_with
 from agentlab.tools.sandbox_walls import SAME_USER, Walls, bubblewrap_program, candidates
+from agentlab.types import Action, Task, ToolCall
 
 ROOT = os.geteuid() == 0
 QUICK = Limits(timeout_s=5.0, max_processes=16)
@@ -322,3 +324,19 @@ def test_python_and_bash_are_tools_over_a_sandbox_that_can_be_shared(box):
 def test_a_program_too_long_or_with_a_nul_is_refused_in_words(box):
     assert "at most 100000 characters" in box.python("x" * 100_001).text
     assert "NUL" in box.bash("echo \0").text
+
+
+@pytest.mark.skipif(WALLS["bubblewrap"] is None, reason="no bubblewrap here: apt-get install bubblewrap")
+def test_given_as_classes_python_and_bash_share_one_pool_and_remember_nothing():
+    env = ToolEnvironment(Task("t", "?"), {"python": Python, "bash": Bash}, lambda task, answer: 1.0)
+    env.reset()
+    calls = (
+        ToolCall("bash", {"command": "echo 1 > kept; echo done"}),
+        ToolCall("python", {"code": "import os\nos.listdir()"}),
+        ToolCall("python", {"code": "print('x' * 10_000)\n1 / 0"}),
+    )
+    texts = [result.text for result in env.step(Action(calls)).observation]
+    assert texts[:2] == ["done", "[]"]
+    assert "characters left out" in texts[2]
+    assert "ZeroDivisionError" in texts[2] and len(texts[2]) < 4000
+    assert env.tools["python"].sandbox is env.tools["bash"].sandbox

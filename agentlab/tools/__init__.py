@@ -4,6 +4,7 @@ from agentlab.tools.base import FunctionTool, Tool, as_text, as_tool, as_tools, 
 from agentlab.tools.calculator import Calculator
 from agentlab.tools.code import Bash, Python
 from agentlab.tools.lookup import Lookup
+from agentlab.tools.mcp import MCP
 from agentlab.tools.recorded import Record, Replay
 from agentlab.tools.sandbox import Limits, Ran, Sandbox, SandboxPool, SandboxWarning
 from agentlab.tools.schema import check_arguments
@@ -15,6 +16,7 @@ from agentlab.tools.wrapped import Cache, RateLimit, Retry, Timeout, Wrapped
 
 __all__ = [
     "BM25",
+    "MCP",
     "SQL",
     "Bash",
     "Cache",

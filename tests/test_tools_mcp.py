@@ -1,0 +1,136 @@
+"""Tools of a real MCP server, which runs as a process of its own and is spoken to over stdio."""
+
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agentlab.environments import ToolEnvironment
+from agentlab.errors import ConfigError, ToolError
+from agentlab.tools import MCP
+from agentlab.tools.mcp import parameters_of
+from agentlab.types import Action, Task, ToolCall
+
+pytest.importorskip("mcp", reason="no MCP SDK here: pip install 'agentlab[mcp]'")
+
+SERVER = """
+    import os, sys, time
+    from mcp.server import MCPServer
+    server = MCPServer("test")
+    notes = []
+
+    @server.tool()
+    def add(a: int, b: int = 1) -> str:
+        '''Add two numbers.'''
+        return str(a + b)
+
+    @server.tool()
+    def note(text: str | None = None) -> str:
+        '''Remember a text.'''
+        notes.append(text)
+        return str(len(notes))
+
+    @server.tool()
+    def fail(how: str) -> str:
+        '''Fail.'''
+        if how == "die":
+            os._exit(3)
+        if how == "sleep":
+            time.sleep(60)
+        raise ValueError(f"cannot {how}")
+
+    print("starting", file=sys.stderr)
+    server.run("stdio")
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mcp") / "server.py"
+    path.write_text(textwrap.dedent(SERVER))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(path):
+    with MCP([sys.executable, str(path)]) as connection:
+        yield connection
+
+
+def test_the_servers_tools_are_a_tool_map_with_its_own_descriptions(server):
+    assert list(server.tools) == ["add", "note", "fail"]
+    spec = server.tools["add"].spec("plus")
+    assert (spec.name, spec.description) == ("plus", "Add two numbers.")
+    assert spec.parameters["required"] == ["a"]
+    assert spec.parameters["properties"]["b"]["type"] == "integer"
+
+
+def test_they_are_called_in_an_environment_and_errors_become_text(server):
+    env = ToolEnvironment(Task("t", "?"), server.tools, lambda task, answer: 1.0)
+    env.reset()
+    calls = (
+        ToolCall("add", {"a": 2, "b": 3}),
+        ToolCall("add", {"a": "two"}),
+        ToolCall("fail", {"how": "fly"}),
+        ToolCall("note", {"text": None}),
+        ToolCall("note", {"text": 3}),
+    )
+    texts = [result.text for result in env.step(Action(calls)).observation]
+    assert texts[0] == "5" and "a must be a whole number" in texts[1] and "fail" in texts[2]
+    assert texts[3] == "1" and "text must be text or null" in texts[4]
+
+
+def test_many_threads_call_it_at_once(server):
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda n: server.tools["add"](a=n, b=n), range(30))) == [str(2 * n) for n in range(30)]
+
+
+def test_a_call_has_a_deadline_and_a_dead_server_is_told(path):
+    with MCP([sys.executable, str(path)], only=["fail"], timeout_s=20.0) as server:
+        assert list(server.tools) == ["fail"]
+        server.timeout_s = 0.2
+        with pytest.raises(ToolError, match="Timeout"):
+            server.tools["fail"](how="sleep")
+    with MCP([sys.executable, str(path)]) as server:
+        server.timeout_s = 10.0
+        for _ in range(2):
+            with pytest.raises(ToolError, match="fail: "):
+                server.tools["fail"](how="die")
+
+
+def test_a_server_that_cannot_be_started_or_has_no_such_tool_is_refused(path):
+    with pytest.raises(ConfigError, match="does not answer"):
+        MCP(["/no/such/program"])
+    with pytest.raises(ConfigError, match="has no tool 'sub'. It has: add, note, fail"):
+        MCP([sys.executable, str(path)], only=["sub"])
+    with pytest.raises(ConfigError, match="command or a URL"):
+        MCP([])
+
+
+def test_without_the_sdk_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(ConfigError, match=r"pip install 'agentlab\[mcp\]'"):
+        MCP(["x"])
+
+
+def test_schemas_that_are_not_understood_allow_everything():
+    found = parameters_of(
+        {
+            "properties": {
+                "a": {"type": ["string", "null"], "description": "A."},
+                "b": {"$ref": "#/$defs/B"},
+                "c": {"type": "array", "items": {"type": "integer"}},
+                "d": {"oneOf": [{"enum": ["x"]}, True]},
+            }
+        }
+    )
+    assert found["required"] == [] and found["properties"] == {
+        "a": {
+            "description": "A.",
+            "anyOf": [{"description": "A.", "type": "string"}, {"description": "A.", "type": "null"}],
+        },
+        "b": {},
+        "c": {"type": "array", "items": {"type": "integer"}},
+        "d": {"anyOf": [{"enum": ["x"]}, {}]},
+    }
