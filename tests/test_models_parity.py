@@ -1,5 +1,6 @@
 """The forward pass against PyTorch's transformers, and against itself in the shapes that callers use."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,8 @@ from agentlab.models.attention import attend, segment_mask
 from agentlab.models.decoder import Decoder, decoder_structure
 
 FIXTURES = Path(__file__).parent / "fixtures" / "models"
+QUICK = {"xla_backend_optimization_level": 0}
+"""Compiles fast what is run once."""
 TINY = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
 
 
@@ -23,19 +26,26 @@ def tiny():
     return tiny_model()
 
 
+def attention_over(config, mask_of):
+    """The decoder's attention over masks that `mask_of` gives for a layer's window."""
+
+    def attention(layer, q, k, v):
+        mask = mask_of(config.window(layer))
+        return attend(q, k, v, mask, scale=config.attention_scale, soft_cap=config.attention_soft_cap)
+
+    return attention
+
+
+@functools.partial(jax.jit, static_argnames=("config", "remat"), compiler_options=QUICK)
+def packed_logits(params, tokens, positions, segments, *, config, remat=False):
+    decoder = nnx.merge(decoder_structure(config), params)
+    attention = attention_over(config, lambda window: segment_mask(segments, positions, window))
+    return decoder.logits(decoder(tokens, positions, attention, remat=remat))
+
+
 def logits_of(model: Model, tokens, positions, segments, *, remat: bool = False) -> np.ndarray:
-    def forward(params, tokens, positions, segments):
-        decoder = nnx.merge(decoder_structure(model.config), params)
-        mask = segment_mask(segments, positions)
-
-        def attention(layer, q, k, v):
-            return attend(q, k, v, mask, scale=model.config.attention_scale)
-
-        return decoder.logits(decoder(tokens, positions, attention, remat=remat))
-
-    return np.asarray(
-        jax.jit(forward)(model.params, *(jnp.asarray(x, jnp.int32) for x in (tokens, positions, segments)))
-    )
+    rows = (jnp.asarray(x, jnp.int32) for x in (tokens, positions, segments))
+    return np.asarray(packed_logits(model.params, *rows, config=model.config, remat=remat))
 
 
 def logits_of_rows(model: Model, tokens) -> np.ndarray:
@@ -43,15 +53,89 @@ def logits_of_rows(model: Model, tokens) -> np.ndarray:
     return logits_of(model, tokens, positions, np.ones_like(tokens))
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_logits_are_those_of_pytorch(name, tmp_path, tiny):
-    folder = shutil.copytree(FIXTURES / name, tmp_path / name)
+@functools.partial(jax.jit, static_argnames="config", compiler_options=QUICK)
+def chunk_logits(params, keys, values, tokens, start, *, config):
+    """Logits of a chunk of tokens [B, T] behind `start` cached ones; the cache with them, [L, B, length, Hkv, Dh]."""
+    decoder = nnx.merge(decoder_structure(config), params)
+    cache = {"k": keys, "v": values}
+    batch, size = tokens.shape
+    distance = start + jnp.arange(size)[:, None] - jnp.arange(keys.shape[2])
+
+    def attention(layer, q, k, v):
+        for name, new in (("k", k), ("v", v)):
+            cache[name] = jax.lax.dynamic_update_slice(cache[name], new[None], (layer, 0, start, 0, 0))
+
+        def mask_of(window):
+            seen = (distance >= 0) & (distance < (window or distance.size))
+            return jnp.broadcast_to(seen, (batch, *seen.shape))
+
+        return attention_over(config, mask_of)(layer, q, cache["k"][layer], cache["v"][layer])
+
+    positions = jnp.broadcast_to(start + jnp.arange(size), tokens.shape)
+    return decoder.logits(decoder(tokens, positions, attention)), cache["k"], cache["v"]
+
+
+def logits_in_chunks(model: Model, tokens: np.ndarray, sizes: list[int]) -> np.ndarray:
+    config, length = model.config, tokens.shape[1]
+    assert sum(sizes) == length
+    keys = values = jnp.zeros((config.num_layers, len(tokens), length, config.num_kv_heads, config.head_dim))
+    start, parts = 0, []
+    for size in sizes:
+        chunk = jnp.asarray(tokens[:, start : start + size])
+        logits, keys, values = chunk_logits(model.params, keys, values, chunk, start, config=config)
+        parts.append(logits)
+        start += size
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.fixture(scope="module", params=TINY)
+def pair(request, tmp_path_factory, tiny):
+    """A tiny checkpoint of transformers, loaded, and what transformers answers: tokens [2, 40], logits [2, 40, V]."""
+    folder = shutil.copytree(FIXTURES / request.param, tmp_path_factory.mktemp("model") / request.param)
     tiny.tokenizer.save_pretrained(folder)
-    model = load_model(folder)
-    reference = np.load(folder / "reference.npz")
-    logits = logits_of_rows(model, reference["tokens"])
+    return load_model(folder), np.load(folder / "reference.npz")
+
+
+def assert_close(logits: np.ndarray, reference: np.ndarray) -> None:
     assert logits.dtype == np.float32
-    assert np.abs(logits - reference["logits"]).max() <= 2e-5 * np.abs(reference["logits"]).max()
+    assert np.abs(logits - reference).max() <= 2e-5 * np.abs(reference).max()
+
+
+@pytest.fixture(scope="module")
+def rows(pair):
+    """Our logits of three rows that share one program: the two sequences alone, and both packed into one."""
+    model, reference = pair
+    one, two = reference["tokens"]
+    first, second = one[:17], two
+    tokens = np.zeros((3, 60), np.int32)
+    positions, segments = np.zeros_like(tokens), np.full_like(tokens, -1)
+    for row, pieces in enumerate([(one,), (two,), (first, second)]):
+        at = 0
+        for number, piece in enumerate(pieces, start=1):
+            place = np.s_[row, at : at + len(piece)]
+            tokens[place], positions[place], segments[place] = piece, np.arange(len(piece)), number
+            at += len(piece)
+    return logits_of(model, tokens, positions, segments)
+
+
+def test_logits_are_those_of_pytorch(pair, rows):
+    assert_close(rows[:2, :40], pair[1]["logits"])
+
+
+def test_packed_rows_give_the_logits_of_pytorch(pair, rows):
+    first, second = pair[1]["logits"]
+    assert_close(rows[2, :17], first[:17])
+    assert_close(rows[2, 17:57], second)
+
+
+def test_prefill_and_decode_give_the_logits_of_pytorch(pair):
+    model, reference = pair
+    assert_close(logits_in_chunks(model, reference["tokens"], [8, 8, 8] + [1] * 16), reference["logits"])
+
+
+def test_chunks_from_left_to_right_give_the_logits_of_pytorch(pair):
+    model, reference = pair
+    assert_close(logits_in_chunks(model, reference["tokens"], [8] * 5), reference["logits"])
 
 
 def test_packed_rows_give_the_logits_of_separate_rows(tiny):
@@ -77,32 +161,6 @@ def test_a_shared_prefix_gives_the_logits_of_the_whole_sequences(tiny):
     whole_second = logits_of_rows(tiny, np.concatenate([prefix, second])[None])
     np.testing.assert_allclose(together[0, :12], whole_first[0], atol=2e-5)
     np.testing.assert_allclose(together[0, 12:], whole_second[0, 7:], atol=2e-5)
-
-
-def test_token_by_token_over_a_cache_gives_the_logits_of_the_full_pass(tiny):
-    config, length = tiny.config, 12
-    tokens = np.random.default_rng(2).integers(0, 259, (2, length))
-    shape = (config.num_layers, 2, length, config.num_kv_heads, config.head_dim)
-
-    def step(params, keys, values, token, position):
-        decoder = nnx.merge(decoder_structure(config), params)
-        cache = {"k": keys, "v": values}
-
-        def attention(layer, q, k, v):
-            for name, new in (("k", k), ("v", v)):
-                cache[name] = jax.lax.dynamic_update_slice(cache[name], new[None], (layer, 0, position, 0, 0))
-            mask = jnp.broadcast_to(jnp.arange(length) <= position, (2, 1, length))
-            return attend(q, cache["k"][layer], cache["v"][layer], mask, scale=config.attention_scale)
-
-        hidden = decoder(token[:, None], jnp.full((2, 1), position), attention)
-        return decoder.logits(hidden[:, 0]), cache["k"], cache["v"]
-
-    step = jax.jit(step)
-    keys, values, rows = jnp.zeros(shape), jnp.zeros(shape), []
-    for position in range(length):
-        logits, keys, values = step(tiny.params, keys, values, jnp.asarray(tokens[:, position]), position)
-        rows.append(logits)
-    np.testing.assert_allclose(np.stack(rows, axis=1), logits_of_rows(tiny, tokens), atol=2e-5)
 
 
 def test_computing_layers_again_in_the_backward_pass_changes_no_logits(tiny):
@@ -159,17 +217,32 @@ def test_the_structure_of_a_config_is_that_of_a_decoder_made_from_it():
     assert sum(array.size for array in jax.tree.leaves(params)) == small.config.num_parameters
 
 
+@pytest.fixture(scope="module")
+def smollm2():
+    return load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
 @pytest.mark.model
-def test_smollm2_continues_prompts_as_pytorch_does():
-    model = load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
-    rows = json.loads((FIXTURES / "smollm2_greedy.json").read_text())
+def test_smollm2_continues_prompts_as_pytorch_does(smollm2):
+    rows = json.loads((FIXTURES / "smollm2.json").read_text())["greedy"]
     for row in rows:
         chat = [{"role": "user", "content": row["prompt"]}]
-        text = model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        assert model.tokenizer(text, add_special_tokens=False)["input_ids"] == row["ids"]
+        text = smollm2.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert smollm2.tokenizer(text, add_special_tokens=False)["input_ids"] == row["ids"]
+        assert len(row["greedy"]) == 64
     wholes = [row["ids"] + row["greedy"] for row in rows]
     length = max(map(len, wholes))
     tokens = np.array([whole + [0] * (length - len(whole)) for whole in wholes])
-    best = logits_of_rows(model, tokens).argmax(axis=-1)
+    best = logits_of_rows(smollm2, tokens).argmax(axis=-1)
     for row, whole, chosen in zip(rows, wholes, best, strict=True):
         assert chosen[len(row["ids"]) - 1 : len(whole) - 1].tolist() == row["greedy"]
+
+
+@pytest.mark.model
+def test_smollm2_has_the_perplexity_that_pytorch_gives_it(smollm2):
+    stored = json.loads((FIXTURES / "smollm2.json").read_text())
+    ids = smollm2.tokenizer(stored["text"], add_special_tokens=False)["input_ids"]
+    assert ids == stored["ids"]
+    logprobs = jax.nn.log_softmax(logits_of_rows(smollm2, np.array([ids]))[0, :-1])
+    perplexity = np.exp(-np.take_along_axis(logprobs, np.array(ids[1:])[:, None], axis=-1).mean())
+    assert perplexity == pytest.approx(stored["perplexity"], rel=1e-3)

@@ -1,4 +1,4 @@
-"""The decoder-only transformer (Llama, Qwen2, Qwen3) as a Flax NNX module."""
+"""The decoder-only transformer of all families (Llama, Qwen, Gemma) as a Flax NNX module."""
 
 import functools
 import math
@@ -11,10 +11,14 @@ import numpy as np
 from flax import nnx
 
 from agentlab.models.attention import float32_product
-from agentlab.models.config import DecoderConfig, LoraConfig, RopeScaling
+from agentlab.models.config import DecoderConfig, LinearScaling, LoraConfig, RopeScaling
 
 Attention = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
-"""(layer, q [B,T,Hq,Dh], k [B,T,Hkv,Dh], v [B,T,Hkv,Dh]) -> [B,T,Hq,Dh]; q, k normed and rotated."""
+"""(layer, q [B,T,Hq,Dh], k [B,T,Hkv,Dh], v [B,T,Hkv,Dh]) -> [B,T,Hq,Dh]; q, k normed and rotated.
+
+It applies `config.attention_scale`, `config.attention_soft_cap` and `config.window(layer)` itself."""
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
 
 _List: Any = getattr(nnx, "List", list)  # flax 0.12 wants its own list for submodules, 0.11 has none
 
@@ -54,18 +58,23 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * weight over the last axis, computed in float32.
+    """x / rms(x) * weight over the last axis, computed in float32; with `offset_norms` times 1 + weight.
+
+    As in the references, Gemma multiplies in float32, the others in the type of x.
 
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
     """
 
-    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
-        self.weight = nnx.Param(_constant(rngs, 1.0, (size,), dtype))
-        self.eps = eps
+    def __init__(self, config: DecoderConfig, size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
+        self.weight = nnx.Param(_constant(rngs, 0.0 if config.offset_norms else 1.0, (size,), dtype))
+        self.eps = config.norm_eps
+        self.offset = config.offset_norms
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        if self.offset:
+            return ((1.0 + self.weight[...].astype(jnp.float32)) * normed).astype(x.dtype)
         return self.weight[...] * normed.astype(x.dtype)
 
 
@@ -80,8 +89,8 @@ class SelfAttention(nnx.Module):
         self.v_proj = linear("v_proj", config.hidden_size, kv_heads * size, bias=config.qkv_bias)
         self.o_proj = linear("o_proj", heads * size, config.hidden_size, bias=config.output_bias)
         if config.qk_norm:
-            self.q_norm = RMSNorm(size, config.norm_eps, dtype=dtype, rngs=rngs)
-            self.k_norm = RMSNorm(size, config.norm_eps, dtype=dtype, rngs=rngs)
+            self.q_norm = RMSNorm(config, size, dtype=dtype, rngs=rngs)
+            self.k_norm = RMSNorm(config, size, dtype=dtype, rngs=rngs)
         self.config = config
 
     def __call__(self, x: jax.Array, angles: jax.Array, layer: int, attention: Attention) -> jax.Array:
@@ -98,9 +107,9 @@ class SelfAttention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """down(silu(gate(x)) * up(x)).
+    """down(activation(gate(x)) * up(x)).
 
-    Source: Shazeer 2020 (arXiv:2002.05202), equation 6 (SwiGLU).
+    Source: Shazeer 2020 (arXiv:2002.05202), equation 6 (SwiGLU, GEGLU).
     """
 
     def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
@@ -108,22 +117,36 @@ class MLP(nnx.Module):
         self.gate_proj = linear("gate_proj", config.hidden_size, config.intermediate_size)
         self.up_proj = linear("up_proj", config.hidden_size, config.intermediate_size)
         self.down_proj = linear("down_proj", config.intermediate_size, config.hidden_size)
+        self.activation = config.activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nnx.Module):
-    """One layer: attention and MLP, each normed before and added to the stream."""
+    """One layer: attention and MLP, each normed before (and, with `post_norms`, after) and added to the stream.
+
+    Names are those of Hugging Face checkpoints: `post_attention_layernorm` is the norm before the MLP,
+    but with `post_norms` the one after the attention.
+    """
 
     def __init__(self, config: DecoderConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, rngs=rngs)
+        norm = functools.partial(RMSNorm, config, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.input_layernorm = norm()
         self.self_attn = SelfAttention(config, dtype=dtype, rngs=rngs)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, rngs=rngs)
+        self.post_attention_layernorm = norm()
+        if config.post_norms:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
         self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+        self.post_norms = config.post_norms
 
     def __call__(self, x: jax.Array, angles: jax.Array, layer: int, attention: Attention) -> jax.Array:
-        x = x + self.self_attn(self.input_layernorm(x), angles, layer, attention)
+        mixed = self.self_attn(self.input_layernorm(x), angles, layer, attention)
+        if self.post_norms:
+            x = x + self.post_attention_layernorm(mixed)
+            return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -147,7 +170,7 @@ class Decoder(nnx.Module):
         dtype = jnp.dtype(dtype)
         self.embed_tokens = nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size), dtype))
         self.layers = _List([Block(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, rngs=rngs)
+        self.norm = RMSNorm(config, config.hidden_size, dtype=dtype, rngs=rngs)
         if not config.tied_embeddings:
             self.lm_head = nnx.Param(_normal(rngs, (config.vocab_size, config.hidden_size), dtype))
         self.config = config
@@ -166,7 +189,7 @@ class Decoder(nnx.Module):
         Args:
             tokens: [B, T] int32.
             positions: [B, T] int32, place of each token in its own sequence.
-            attention: Called once per layer; scales by `config.attention_scale` itself.
+            attention: Called once per layer; scale, soft cap and window are its own (see `Attention`).
             remat: Compute each layer again in the backward pass instead of keeping its inside.
             run_block: Runs each layer in place of calling it, e.g. as a program that all layers share; it
                 then provides the attention itself.
@@ -174,15 +197,22 @@ class Decoder(nnx.Module):
         Returns:
             [B, T, D] in the weights' dtype.
         """
-        angles = rotary_angles(self.config, positions)
-        x = self.embed_tokens[...][tokens]
-        for index, layer in enumerate(self.layers):
+        x = self.embed(tokens)
+        locals_ = [self.config.has_local_rope(index) for index in range(self.config.num_layers)]
+        angles = {local: rotary_angles(self.config, positions, local=local) for local in dict.fromkeys(locals_)}
+        for index, (layer, local) in enumerate(zip(self.layers, locals_, strict=True)):
             if run_block is not None:
-                x = run_block(layer, x, angles, index)
+                x = run_block(layer, x, angles[local], index)
                 continue
-            block = functools.partial(layer, angles=angles, layer=index, attention=attention)
+            block = functools.partial(layer, angles=angles[local], layer=index, attention=attention)
             x = jax.checkpoint(block)(x) if remat else block(x)
         return self.norm(x)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """[B, T] int32 -> [B, T, D]: what enters the first layer."""
+        x = self.embed_tokens[...][tokens]
+        # The scale is rounded to the weights' type, as in the references.
+        return x * jnp.asarray(self.config.hidden_size**0.5, x.dtype) if self.config.scaled_embeddings else x
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] float32"""
@@ -209,19 +239,28 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(weight @ columns).T.reshape(*x.shape[:-1], -1)
 
 
-def rotary_angles(config: DecoderConfig, positions: jax.Array) -> jax.Array:
+def rotary_angles(config: DecoderConfig, positions: jax.Array, *, local: bool = False) -> jax.Array:
     """[B, T] -> [B, T, Dh / 2] float32: by how much each pair of a head is turned.
+
+    Args:
+        local: For the layers of which `config.has_local_rope` is true.
 
     Source: Su et al. 2021 (arXiv:2104.09864), equation 15.
     """
-    return positions[..., None].astype(jnp.float32) * jnp.asarray(rotary_frequencies(config), jnp.float32)
+    frequencies = rotary_frequencies(config, local=local)
+    return positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
 
 
-def rotary_frequencies(config: DecoderConfig) -> np.ndarray:
-    """[Dh / 2] float32, radians per token."""
+def rotary_frequencies(config: DecoderConfig, *, local: bool = False) -> np.ndarray:
+    """[Dh / 2] float32, radians per token; `local` as in `rotary_angles`."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = np.float32(1.0) / np.float32(config.rope_theta) ** exponents
-    return _scaled(frequencies, config.rope_scaling) if config.rope_scaling else frequencies
+    base = config.local_rope_theta if local and config.local_rope_theta else config.rope_theta
+    frequencies = np.float32(1.0) / np.float32(base) ** exponents
+    if local or config.rope_scaling is None:
+        return frequencies
+    if isinstance(config.rope_scaling, LinearScaling):
+        return frequencies / np.float32(config.rope_scaling.factor)
+    return _scaled(frequencies, config.rope_scaling)
 
 
 def _scaled(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:

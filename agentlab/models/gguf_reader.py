@@ -5,6 +5,7 @@ Source: the GGUF specification of the ggml project, version 3 (2 differs in noth
 
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -29,28 +30,58 @@ SCALARS = {
 }
 """NumPy types of the metadata values, by GGUF's number."""
 STRING, ARRAY = 8, 9
+READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""Types of tensors that can be expanded."""
+BLOCK_NUMBERS = 2**20
+"""About how many numbers of a tensor are expanded at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class GGUFTensor:
-    """One tensor as it is stored: quantised blocks that are expanded on demand."""
+    """One tensor as it is stored: quantised blocks that are expanded when they are read."""
 
     name: str
+    path: Path
     shape: tuple[int, ...]
     """Row-major, as NumPy and Hugging Face say it."""
     kind: Any
     """The gguf library's quantisation type."""
-    data: np.ndarray
-    """[bytes] uint8, mapped from the file."""
+    offset: int
+    """Bytes from the beginning of the file."""
 
-    def expand(self) -> np.ndarray:
-        """The numbers, float32."""
+    @property
+    def row_bytes(self) -> int:
         from gguf.constants import GGML_QUANT_SIZES
-        from gguf.quants import dequantize
 
         block_size, block_bytes = GGML_QUANT_SIZES[self.kind]
-        rows = self.data.reshape(*self.shape[:-1], self.shape[-1] // block_size * block_bytes)
-        return dequantize(rows, self.kind).reshape(self.shape)
+        return self.shape[-1] // block_size * block_bytes * prod(self.shape[1:-1])
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(index of the first row, some rows in float32) from the first row to the last.
+
+        Raises:
+            ModelError: the file has become shorter since its header was read.
+        """
+        from gguf.quants import dequantize
+
+        if len(self.shape) == 1:
+            yield 0, dequantize(self._read(0, 1)[0], self.kind)
+            return
+        step = max(1, BLOCK_NUMBERS // prod(self.shape[1:]))
+        for start in range(0, self.shape[0], step):
+            rows = min(step, self.shape[0] - start)
+            yield start, dequantize(self._read(start, rows), self.kind).reshape(rows, *self.shape[1:])
+
+    def _read(self, start: int, rows: int) -> np.ndarray:
+        with self.path.open("rb") as file:
+            file.seek(self.offset + start * self.row_bytes)
+            content = file.read(rows * self.row_bytes)
+        if len(content) < rows * self.row_bytes:
+            raise ModelError(
+                f"{self.path} must be a complete GGUF file, and ends inside of the tensor {self.name}. "
+                "Download it again."
+            )
+        return np.frombuffer(content, np.uint8).reshape(rows, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +104,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Map a GGUF file and read its header; the weights are read when they are expanded.
+    """Read the header of a GGUF file; the weights are read when they are expanded.
 
     Raises:
         ModelError: it cannot be read, is no GGUF file, or is truncated.
@@ -131,7 +162,7 @@ class _Cursor:
 
 
 def _parse(path: Path, content: mmap.mmap) -> GGUFFile:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.constants import GGML_QUANT_SIZES
 
     cursor = _Cursor(content)
     cursor.offset = 4
@@ -148,11 +179,27 @@ def _parse(path: Path, content: mmap.mmap) -> GGUFFile:
     start = -(-cursor.offset // alignment) * alignment
     tensors = {}
     for name, shape, number, offset in headers:
-        kind = GGMLQuantizationType(number)
-        block_size, block_bytes = GGML_QUANT_SIZES[kind]
-        data = np.frombuffer(content, np.uint8, prod(shape) // block_size * block_bytes, start + offset)
-        tensors[name] = GGUFTensor(name, shape, kind, data)
+        kind = _kind(path, name, number)
+        if not shape or shape[-1] % GGML_QUANT_SIZES[kind][0]:
+            raise ValueError(f"the tensor {name} of type {kind.name} cannot have the shape {list(shape)}")
+        tensor = GGUFTensor(name, path, shape, kind, start + offset)
+        end = tensor.offset + tensor.row_bytes * (shape[0] if len(shape) > 1 else 1)
+        if end > len(content):
+            raise ValueError(f"the tensor {name} ends at byte {end}, beyond the file")
+        tensors[name] = tensor
     return GGUFFile(path, metadata, tensors)
+
+
+def _kind(path: Path, name: str, number: int) -> Any:
+    from gguf.constants import GGMLQuantizationType
+
+    kind = GGMLQuantizationType(number)
+    if kind.name not in READABLE:
+        raise ModelError(
+            f"{path}: the tensor {name} is stored as {kind.name}, which cannot be expanded; "
+            f"{', '.join(READABLE)} can. Use another quantisation of the model."
+        )
+    return kind
 
 
 def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -2,26 +2,31 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from agentlab.errors import ModelError
-from agentlab.models.config import DecoderConfig, read_config
+from agentlab.errors import ConfigError, ModelError
+from agentlab.models.config import DecoderConfig
 from agentlab.models.fetch import fetch_model
 from agentlab.models.gguf_file import load_gguf
+from agentlab.models.hub_config import read_config
 from agentlab.models.model import Model
+from agentlab.models.safetensors_file import SafeTensor, read_safetensors
+from agentlab.models.sharding import checked_mesh
 from agentlab.models.tokenizer import load_tokenizer
 from agentlab.models.weights import check_tensors, load_params
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+DTYPES = ("float32", "bfloat16")
 INDEX_FILE = "model.safetensors.index.json"
 
 
-def load_model(name_or_path: str | Path, *, dtype: Any = "float32", progress: bool = True) -> Model:
+def load_model(
+    name_or_path: str | Path, *, dtype: Any = "float32", mesh: Mesh | None = None, progress: bool = True
+) -> Model:
     """Load a model: a folder in Hugging Face's layout, a `.gguf` file, or a name on the hub.
 
     A name is fetched once into the user's cache and read from there afterwards, without network.
@@ -29,13 +34,19 @@ def load_model(name_or_path: str | Path, *, dtype: Any = "float32", progress: bo
     Args:
         name_or_path: E.g. "HuggingFaceTB/SmolLM2-135M-Instruct", "./my-model" or "model.gguf".
         dtype: Of the weights in memory, "float32" or "bfloat16".
+        mesh: Devices to lay the weights over, with an axis "fsdp", "tensor" or both (see
+            `agentlab.models.sharding`); None for the default device. At no moment is a weight in memory twice.
         progress: Show a progress bar, where there is a terminal or a notebook to show it.
 
     Raises:
         ModelError: it cannot be found, fetched, read or trusted.
+        ConfigError: the dtype or the mesh is not one of the above.
     """
     if not isinstance(name_or_path, str | Path) or not str(name_or_path).strip():
         raise ModelError(f"A model is named by a text or a path, got {name_or_path!r:.60}.")
+    dtype = _checked_dtype(dtype)
+    if mesh is not None:
+        checked_mesh(mesh)
     path, name = Path(name_or_path).expanduser(), str(name_or_path)
     if not path.exists():
         if not HUB_NAME.fullmatch(name):
@@ -45,23 +56,28 @@ def load_model(name_or_path: str | Path, *, dtype: Any = "float32", progress: bo
             )
         path = fetch_model(name, progress=progress)
     if path.is_dir():
-        return _load_folder(path, name=name, dtype=dtype, progress=progress)
+        return _load_folder(path, name=name, dtype=dtype, mesh=mesh, progress=progress)
     if path.suffix == ".gguf":
-        return load_gguf(path, name=name, dtype=dtype, progress=progress)
+        return load_gguf(path, name=name, dtype=dtype, mesh=mesh, progress=progress)
     raise ModelError(f"{path} must be a folder or a .gguf file. Give the folder that holds config.json.")
 
 
-def _load_folder(folder: Path, *, name: str, dtype: Any, progress: bool) -> Model:
+def _checked_dtype(dtype: Any) -> Any:
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
+    if name not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {name:.60}.")
+    return jnp.dtype(name)
+
+
+def _load_folder(folder: Path, *, name: str, dtype: Any, mesh: Mesh | None, progress: bool) -> Model:
     config = _read_folder_config(folder)
-    with _open_weights(folder) as weights:
-        shapes = {key: tuple(file.get_slice(key).get_shape()) for key, file in weights.items()}
-        check_tensors(config, shapes, source=str(folder))
-        tokenizer = load_tokenizer(folder)
-
-        def read(key: str) -> np.ndarray:
-            return weights[key].get_tensor(key)
-
-        params = load_params(config, read, source=str(folder), dtype=dtype, progress=progress)
+    tensors = _folder_tensors(folder)
+    check_tensors(config, {key: tensor.shape for key, tensor in tensors.items()}, source=str(folder))
+    tokenizer = load_tokenizer(folder)
+    params = load_params(config, tensors, source=str(folder), dtype=dtype, mesh=mesh, progress=progress)
     return Model(name, config, params, tokenizer)
 
 
@@ -86,29 +102,25 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-@contextmanager
-def _open_weights(folder: Path) -> Iterator[dict[str, Any]]:
-    """By tensor name, the open safetensors file that holds it."""
-    from safetensors import SafetensorError, safe_open
-
-    with ExitStack() as stack:
-        weights = {}
-        for path in _weight_files(folder):
-            try:
-                file = stack.enter_context(safe_open(path, framework="numpy"))
-            except (OSError, SafetensorError) as error:
+def _folder_tensors(folder: Path) -> dict[str, SafeTensor]:
+    tensors: dict[str, SafeTensor] = {}
+    for path in _weight_files(folder):
+        for name, tensor in read_safetensors(path).items():
+            if name in tensors:
                 raise ModelError(
-                    f"{path} must be a complete safetensors file, and reading it failed ({error}). "
-                    "It is truncated or damaged: download it again."
-                ) from error
-            weights.update(dict.fromkeys(file.keys(), file))
-        yield weights
+                    f"{folder} must hold each tensor once, and {tensors[name].path.name} and {path.name} both hold "
+                    f"{name}. Remove the file that does not belong to the model."
+                )
+            tensors[name] = tensor
+    return tensors
 
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).exists():
         names = _read_json(folder / INDEX_FILE).get("weight_map", {}).values()
         files = sorted({folder / name for name in names})
+    elif (folder / "model.safetensors").exists():
+        files = [folder / "model.safetensors"]
     else:
         files = sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlab.errors import ModelError
-from agentlab.models.config import write_config
+from agentlab.models.hub_config import write_config
 from agentlab.models.lora import merge_lora
 from agentlab.models.model import Model
 from agentlab.models.weights import named_arrays

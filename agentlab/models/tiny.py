@@ -5,8 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from agentlab.errors import ConfigError
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import abstract_params
+from agentlab.models.hub_config import FAMILIES
 from agentlab.models.model import Model
 from agentlab.models.tokenizer import transformers
 from agentlab.models.tree import flat_arrays, fresh_array, with_arrays
@@ -21,12 +23,14 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def tiny_model(seed: int = 0, *, dtype: Any = jnp.float32, **config: Any) -> Model:
-    """A random Llama of about 0.1 M parameters with a byte-level tokenizer and a ChatML template.
+    """A random model of about 0.1 M parameters with a byte-level tokenizer and a ChatML template.
+
+    It is a Llama; `model_type` makes it one of another family, with all that is particular to it.
 
     Args:
         seed: Of the weights; the same seed gives the same model.
         dtype: Of the weights.
-        **config: Fields of `DecoderConfig` to change, e.g. `num_layers=1`.
+        **config: Fields of `DecoderConfig` to change, e.g. `num_layers=1` or `model_type="gemma2"`.
 
     Raises:
         ConfigError: a field is unknown or impossible.
@@ -44,10 +48,14 @@ def tiny_model(seed: int = 0, *, dtype: Any = jnp.float32, **config: Any) -> Mod
         "tied_embeddings": True,
         "eos_token_ids": (tokenizer.convert_tokens_to_ids("<|im_end|>"),),
     }
-    made = DecoderConfig(**{**shape, **config})
+    family = FAMILIES.get(config.get("model_type", "llama"))
+    if family is None:
+        raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}, got {config['model_type']!r}.")
+    made = DecoderConfig(**{**shape, **family.traits, **config})
+    norm = 0.0 if made.offset_norms else 1.0
     rng = np.random.default_rng(seed)
     abstract = abstract_params(made, dtype)
-    arrays = {path: fresh_array(path, a.shape, a.dtype, rng) for path, a in flat_arrays(abstract).items()}
+    arrays = {path: fresh_array(path, a.shape, a.dtype, rng, norm=norm) for path, a in flat_arrays(abstract).items()}
     params = with_arrays(abstract, arrays)
     return Model(f"tiny-{seed}", made, params, tokenizer)
 

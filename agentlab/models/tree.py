@@ -27,13 +27,15 @@ def with_arrays(params: Any, arrays: Mapping[Path, Any]) -> Any:
     return nnx.from_flat_state(filled)
 
 
-def fresh_array(path: Path, shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> jax.Array:
-    """The value with which a parameter starts: norms 1, biases and B of adapters 0, the rest random.
+def fresh_array(
+    path: Path, shape: tuple[int, ...], dtype: Any, rng: np.random.Generator, *, norm: float = 1.0
+) -> jax.Array:
+    """The value with which a parameter starts: norms `norm`, biases and B of adapters 0, the rest random.
 
     Random ones have variance 1 / in. They are drawn by NumPy: nothing is compiled for them.
     """
     if len(shape) == 1:
-        value = np.full(shape, 1.0 if path[-1] == "weight" else 0.0, np.float32)
+        value = np.full(shape, norm if path[-1] == "weight" else 0.0, np.float32)
     elif path[-1] == "lora_b":
         value = np.zeros(shape, np.float32)
     else:

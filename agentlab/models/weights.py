@@ -1,19 +1,37 @@
 """From named arrays to parameters: every weight is there, fits and is finite, or an error says which is not."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from agentlab.errors import ModelError
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import abstract_params
 from agentlab.models.progress import bar
+from agentlab.models.sharding import param_shardings
 from agentlab.models.tree import Path, flat_arrays, with_arrays
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"
 """Old checkpoints store the rotary frequencies; they follow from the config."""
+
+
+Span = tuple[tuple[int, int], ...]
+"""(first, behind the last) index of a part along each axis."""
+
+
+class StoredTensor(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(index of the first row, some rows in any floating-point type) from the first row to the last."""
+        ...
 
 
 def tensor_name(path: Path) -> str:
@@ -56,38 +74,90 @@ def check_tensors(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]], 
 
 def load_params(
     config: DecoderConfig,
-    read: Callable[[str], np.ndarray],
+    tensors: Mapping[str, StoredTensor],
     *,
     source: str,
     dtype: Any,
+    mesh: Mesh | None,
     progress: bool,
 ) -> Any:
     """Parameters from a checkpoint whose tensors `check_tensors` has accepted.
 
+    Each is read block by block into the parts that the devices hold, and is whole nowhere else.
+
     Args:
         config: Of the decoder.
-        read: Gives a tensor by its Hugging Face name.
+        tensors: By their Hugging Face names.
         source: Where they come from, for error texts.
         dtype: Of the weights.
+        mesh: What to lay them over, see `agentlab.models.sharding`; None for the default device.
         progress: Show a bar.
 
     Raises:
-        ModelError: a tensor holds NaN or infinity.
+        ModelError: a tensor holds NaN or infinity, or its file is damaged.
     """
     abstract = abstract_params(config, dtype)
+    wanted = flat_arrays(abstract)
+    shardings = param_shardings(config, mesh, wanted) if mesh is not None else {}
     arrays = {}
-    paths = list(flat_arrays(abstract))
-    with bar(len(paths), "Loading weights", enabled=progress, unit=" tensors") as shown:
-        for path in paths:
-            tensor = read(tensor_name(path))
-            if not np.isfinite(tensor.astype(np.float32, copy=False).sum()):
-                raise ModelError(
-                    f"{source}: the tensor {tensor_name(path)} must hold finite numbers, and holds NaN or infinity. "
-                    "The file is damaged: download the model again."
-                )
-            arrays[path] = jax.device_put(np.asarray(tensor).astype(dtype))
-            shown.update()
+    # The largest first: what is copied on its way to the device then lies beside the fewest others.
+    order = sorted(wanted, key=lambda path: -wanted[path].size)
+    total = sum(array.size * array.dtype.itemsize for array in wanted.values())
+    with bar(total, "Loading weights", enabled=progress, size_bytes=True) as shown:
+        for path in order:
+            name = tensor_name(path)
+            blocks = _finite(tensors[name].blocks(), name, source)
+            arrays[path] = _place(blocks, wanted[path], shardings.get(path))
+            shown.update(arrays[path].nbytes)
     return with_arrays(abstract, arrays)
+
+
+def _finite(blocks: Iterable[tuple[int, np.ndarray]], name: str, source: str) -> Iterator[tuple[int, np.ndarray]]:
+    for start, block in blocks:
+        if not np.isfinite(block).all():
+            raise ModelError(
+                f"{source}: the tensor {name} must hold finite numbers, and holds NaN or infinity. "
+                "The file is damaged: download the model again."
+            )
+        yield start, block
+
+
+def _place(blocks: Iterable[tuple[int, np.ndarray]], wanted: Any, sharding: NamedSharding | None) -> jax.Array:
+    """An array of the wanted shape and dtype from blocks of its rows, on the devices of its sharding."""
+    shape = wanted.shape
+    whole = tuple((0, size) for size in shape)
+    if sharding is None:
+        parts = {whole: _aligned_empty(shape, wanted.dtype)}
+        _fill(parts, blocks)
+        return jax.block_until_ready(jax.device_put(parts[whole]))
+    indices = sharding.addressable_devices_indices_map(shape)
+    spans = {
+        device: tuple(axis.indices(size)[:2] for axis, size in zip(index or (), shape, strict=True))
+        for device, index in indices.items()
+    }
+    parts = {
+        span: _aligned_empty(tuple(end - begin for begin, end in span), wanted.dtype) for span in set(spans.values())
+    }
+    _fill(parts, blocks)
+    pieces = [jax.device_put(parts[span], device) for device, span in spans.items()]
+    return jax.block_until_ready(jax.make_array_from_single_device_arrays(shape, sharding, pieces))
+
+
+def _fill(parts: Mapping[Span, np.ndarray], blocks: Iterable[tuple[int, np.ndarray]]) -> None:
+    for start, block in blocks:
+        for ((first, last), *others), part in parts.items():
+            low, high = max(first, start), min(last, start + len(block))
+            if low < high:
+                columns = (slice(begin, end) for begin, end in others)
+                part[low - first : high - first] = block[(slice(low - start, high - start), *columns)]
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Memory that a CPU device may take over as it is: it does so where the address divides by 64."""
+    size_bytes = prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size_bytes + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + size_bytes].view(dtype).reshape(shape)
 
 
 def named_arrays(params: Any) -> dict[str, np.ndarray]:

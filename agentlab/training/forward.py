@@ -9,7 +9,7 @@ from jax import Array
 
 from agentlab.models import Decoder, DecoderConfig
 from agentlab.models.attention import attend
-from agentlab.models.decoder import rotary_angles
+from agentlab.models.decoder import rotary_frequencies
 from agentlab.training.algorithms import Loss, LossOptions, TokenTerms, log_ratio
 from agentlab.training.packing import MicroBatch
 from agentlab.training.weights import Stacked, one_layer_decoder, split_layers
@@ -119,21 +119,23 @@ def _hidden(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBat
     config = program.config
     top, layers = split_layers({**frozen, **{name: array.astype(program.dtype) for name, array in trained.items()}})
     outer = one_layer_decoder(config, top, {name: array[0] for name, array in layers.items()})
-    angles = rotary_angles(config, jnp.asarray(batch.positions))
+    positions = jnp.asarray(batch.positions)[..., None].astype(jnp.float32)
     related, distance = _related(batch)
 
-    def block(x: Array, piece: tuple[Stacked, Array | None]) -> tuple[Array, None]:
-        layer, window = piece
+    def block(x: Array, piece: tuple[Stacked, Array, Array | None]) -> tuple[Array, None]:
+        layer, frequencies, window = piece
         mask = related if window is None else related & (distance < window)
 
         def attention(_: int, q: Array, k: Array, v: Array) -> Array:
             return attend(q, k, v, mask, scale=config.attention_scale, soft_cap=config.attention_soft_cap)
 
-        return one_layer_decoder(config, top, layer).layers[0](x, angles, 0, attention), None
+        return one_layer_decoder(config, top, layer).layers[0](x, positions * frequencies, 0, attention), None
 
     windows = jnp.asarray([window or NO_WINDOW for window in config.windows]) if config.windows else None
-    x = outer.embed_tokens[...][batch.tokens]
-    x, _ = jax.lax.scan(jax.checkpoint(block) if program.remat else block, x, (layers, windows))
+    local = map(config.has_local_rope, range(config.num_layers))
+    frequencies = jnp.asarray([rotary_frequencies(config, local=layer) for layer in local])
+    x = outer.embed(jnp.asarray(batch.tokens))
+    x, _ = jax.lax.scan(jax.checkpoint(block) if program.remat else block, x, (layers, frequencies, windows))
     return outer, outer.norm(x)
 
 
