@@ -217,32 +217,17 @@ def test_the_structure_of_a_config_is_that_of_a_decoder_made_from_it():
     assert sum(array.size for array in jax.tree.leaves(params)) == small.config.num_parameters
 
 
-@pytest.fixture(scope="module")
-def smollm2():
-    return load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
-
-
 @pytest.mark.model
-def test_smollm2_continues_prompts_as_pytorch_does(smollm2):
-    rows = json.loads((FIXTURES / "smollm2.json").read_text())["greedy"]
+def test_smollm2_continues_prompts_as_pytorch_does():
+    model = load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+    rows = json.loads((FIXTURES / "smollm2_greedy.json").read_text())
     for row in rows:
         chat = [{"role": "user", "content": row["prompt"]}]
-        text = smollm2.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        assert smollm2.tokenizer(text, add_special_tokens=False)["input_ids"] == row["ids"]
-        assert len(row["greedy"]) == 64
+        text = model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert model.tokenizer(text, add_special_tokens=False)["input_ids"] == row["ids"]
     wholes = [row["ids"] + row["greedy"] for row in rows]
     length = max(map(len, wholes))
     tokens = np.array([whole + [0] * (length - len(whole)) for whole in wholes])
-    best = logits_of_rows(smollm2, tokens).argmax(axis=-1)
+    best = logits_of_rows(model, tokens).argmax(axis=-1)
     for row, whole, chosen in zip(rows, wholes, best, strict=True):
         assert chosen[len(row["ids"]) - 1 : len(whole) - 1].tolist() == row["greedy"]
-
-
-@pytest.mark.model
-def test_smollm2_has_the_perplexity_that_pytorch_gives_it(smollm2):
-    stored = json.loads((FIXTURES / "smollm2.json").read_text())
-    ids = smollm2.tokenizer(stored["text"], add_special_tokens=False)["input_ids"]
-    assert ids == stored["ids"]
-    logprobs = jax.nn.log_softmax(logits_of_rows(smollm2, np.array([ids]))[0, :-1])
-    perplexity = np.exp(-np.take_along_axis(logprobs, np.array(ids[1:])[:, None], axis=-1).mean())
-    assert perplexity == pytest.approx(stored["perplexity"], rel=1e-3)
