@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlab.bench import rollout
+from agentlab.bench import blocking, rollout
 from agentlab.bench.rollout import GROUP_SIZE, TURNS, Load, Pipeline, Training
 from agentlab.concurrency import run_virtual
 from agentlab.errors import ConfigError
@@ -101,3 +101,25 @@ def test_statistics_agree_with_arithmetic():
     assert rollout.quantile([5.0], 0.99) == 5.0
     assert math.isnan(rollout.quantile([], 0.99))
     assert rollout.slope([1.0, 3.0, 5.0]) == pytest.approx(2.0)
+
+
+def test_a_lead_gains_at_most_one_batch_time_per_version_it_allows():
+    sync, ahead = Training(updates=6, tool_s=2.0), Training(updates=6, tool_s=2.0, lead=1)
+    assert 1.5 < rollout.simulated(sync).took_s / rollout.simulated(ahead).took_s <= 2.0
+
+
+def test_draws_of_the_tool_times_differ_and_each_repeats_itself():
+    first, second = (rollout.simulated(Training(updates=2, draw=draw)) for draw in (0, 1))
+    assert first != second and second == rollout.simulated(Training(updates=2, draw=1))
+
+
+def test_the_rows_of_a_case_are_medians_over_its_draws_with_the_issues_goals():
+    rows = rollout.asynchrony_rows(Training(updates=10, groups_per_step=1, tokens=2), draws=1)
+    assert [row.goal for row in rows if row.goal] == ["≥ 2.3", "≤ 5", "≥ 1.6", "≤ 5", "≥ 3.7", "≤ 5", "≥ 2.9", "≤ 5"]
+    assert rollout.ratio([4.0, 9.0, 8.0], [rollout.Trained(2.0, 0.0, 0.0)] * 3) == 4.0
+
+
+def test_blocking_steps_and_a_blocking_learner_are_measured_on_the_real_clock():
+    steps, lag = blocking.blocking_rows(repeats=1, update_s=0.1, steps=4)
+    assert 0.2 <= steps.value < 5.0 and steps.goal == "≤ 0.3"
+    assert 0 <= lag.value < 5_000 and lag.goal == "≤ 100"

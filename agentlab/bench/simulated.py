@@ -65,6 +65,8 @@ class SimulatedEngine(Engine):
         self._num_tokens, self._rate, self._saturation = num_tokens, token_rate, saturation
         self._answer = tuple(self.tokenizer.encode(answer))
         self._waiting: list[tuple[float, int, int, GenerationRequest, Reply[Completion]]] = []
+        self._live: set[int] = set()
+        """The second entries of those that wait."""
         self._served = 0.0
         """Tokens that a sequence present since the beginning would have by now."""
         self._since_s = 0.0
@@ -89,11 +91,13 @@ class SimulatedEngine(Engine):
         self._touch()
         entry = (self._served + count, next(self._order), count, request, reply)
         heapq.heappush(self._waiting, entry)
+        self._live.add(entry[1])
         try:
             return await reply.wait()
         finally:
-            self._touch()
-            if entry in self._waiting:
+            if entry[1] in self._live:
+                self._touch()
+                self._live.remove(entry[1])
                 self._waiting.remove(entry)
                 heapq.heapify(self._waiting)
 
@@ -137,7 +141,8 @@ class SimulatedEngine(Engine):
         return (self._waiting[0][0] - self._served) / speed if speed else float("inf")
 
     def _finish(self) -> None:
-        _, _, count, request, reply = heapq.heappop(self._waiting)
+        _, number, count, request, reply = heapq.heappop(self._waiting)
+        self._live.remove(number)
         filler = [46] * max(0, count - len(self._answer) - 1)
         tokens = (*self._answer[: count - 1], *filler, self.tokenizer.eos_token_id)
         version = self._stats.policy_version
