@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from agentlab.agents import ConversationAgentBase, FrozenLakeAgent, ModelAgent, ToolAgent
     from agentlab.environments import BaseTaskEnv, FrozenLake, TaskEnvironment, ToolEnvironment
     from agentlab.inference import JaxEngine, ScriptedEngine
-    from agentlab.learner import AgenticRLLearner, GRPOConfig, GRPOLearner
+    from agentlab.learner import AgenticRLLearner, GRPOConfig, GRPOLearner, SFTTrainer
     from agentlab.models import load_model, save_model, tiny_model
-    from agentlab.rollout import RolloutConfig, RolloutOrchestrator, evaluate, run_episode
+    from agentlab.rollout import RolloutConfig, RolloutOrchestrator, evaluate, run_episode, sinks
     from agentlab.run import Run, current_run
-    from agentlab.training import algorithms
+    from agentlab.training import SFTConfig, algorithms, glossary
     from agentlab.types import Action, EnvStepResult, SamplingParams, Task, Trajectory, TrajectoryGroup
 
 __version__ = "0.1.0"
@@ -23,18 +23,20 @@ __version__ = "0.1.0"
 __all__ = [
     "Task", "Trajectory", "TrajectoryGroup", "Action", "EnvStepResult", "SamplingParams",
     "load_model", "save_model", "tiny_model",
-    "GRPOLearner", "GRPOConfig", "AgenticRLLearner", "Run", "current_run",
+    "GRPOLearner", "GRPOConfig", "AgenticRLLearner", "SFTTrainer", "SFTConfig", "Run", "current_run",
     "RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate",
     "ConversationAgentBase", "ModelAgent", "ToolAgent", "FrozenLakeAgent",
     "BaseTaskEnv", "TaskEnvironment", "ToolEnvironment", "FrozenLake",
     "JaxEngine", "ScriptedEngine",
-    "agents", "algorithms", "environments", "errors", "notebook", "rewards", "tasks", "tools", "tracing", "viz",
+    "agents", "algorithms", "environments", "errors", "glossary", "notebook", "rewards", "sinks", "tasks", "tools",
+    "tracing", "viz",
 ]  # fmt: skip
 
 _HOMES = {
     "agentlab.types": ("Task", "Trajectory", "TrajectoryGroup", "Action", "EnvStepResult", "SamplingParams"),
     "agentlab.models": ("load_model", "save_model", "tiny_model"),
-    "agentlab.learner": ("GRPOLearner", "GRPOConfig", "AgenticRLLearner"),
+    "agentlab.learner": ("GRPOLearner", "GRPOConfig", "AgenticRLLearner", "SFTTrainer"),
+    "agentlab.training": ("SFTConfig",),
     "agentlab.run": ("Run", "current_run"),
     "agentlab.rollout": ("RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate"),
     "agentlab.agents": ("ConversationAgentBase", "ModelAgent", "ToolAgent", "FrozenLakeAgent"),
@@ -45,7 +47,11 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _ROOMS = {
     name: f"agentlab.{name}"
     for name in ("agents", "environments", "errors", "notebook", "rewards", "tasks", "tools", "tracing", "viz")
-} | {"algorithms": "agentlab.training.algorithms"}
+} | {
+    "algorithms": "agentlab.training.algorithms",
+    "glossary": "agentlab.training.glossary",
+    "sinks": "agentlab.rollout.sinks",
+}
 
 
 def __getattr__(name: str) -> Any:

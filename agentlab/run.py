@@ -6,12 +6,11 @@ import contextlib
 import gc
 import heapq
 import importlib
-import json
 import math
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,13 @@ from agentlab.errors import RunActiveError, RunEnded, RunError
 from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
 from agentlab.rollout.evaluation import Evaluation
+from agentlab.rollout.ledger import RunRecord, Schedule
 from agentlab.rollout.log import save_trajectories
+from agentlab.rollout.measures import OF_REWARDS, batch_warnings, episode_measures
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
+from agentlab.rollout.sinks import Sink, SinkThread, as_line, tell
 from agentlab.tracing import now_ns
-from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup, mean
+from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup
 
 _LIVE = "_agentlab_live_run"
 """The attribute of `sys` that remembers the live run: it survives a re-run cell and a reloaded module."""
@@ -46,6 +48,16 @@ class Parts:
     """Plays the held-out tasks with the weights the engine holds; None for no evaluation."""
     eval_every: int = 0
     """Updates between two evaluations; there is one before the first update and one after the last."""
+    rewarded: bool = True
+    """False where groups are demonstrations: then nothing is said of rewards and episodes."""
+    record: RunRecord | None = None
+    """What the run that is resumed had done."""
+    schedule: Schedule | None = None
+    """When to write checkpoints; None writes none."""
+    sinks: tuple[Sink, ...] = ()
+    """Where rows are written while the run goes on."""
+    notes: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=8))
+    """Of the learner and of the checkpoints, for the snapshot; appended to on the loop."""
 
 
 class Session:
@@ -55,8 +67,12 @@ class Session:
         self.name, self.parts, self.tasks, self.steps = name, parts, tasks, steps
         self.status: RunStatus = "starting"
         self.start_ns = now_ns()
-        self.metrics: list[Mapping[str, float]] = []
-        self.evaluations: list[Mapping[str, float]] = []
+        done = parts.record or RunRecord(version=0)
+        self.metrics: list[Mapping[str, float]] = list(done.metrics)
+        self.evaluations: list[Mapping[str, float]] = list(done.evaluations)
+        self._before_s = done.time_s
+        self._waited_s = 0.0
+        self._sinks = [SinkThread(sink, name, self.metrics, parts.notes.append) for sink in parts.sinks]
         self._warnings: collections.deque[str] = collections.deque(maxlen=5)
         self.listeners: list[Callable[[RunSnapshot], None]] = []
         self._resumed = anyio.Event()
@@ -72,8 +88,12 @@ class Session:
                 group.start_soon(self.parts.learner.serve)
                 group.start_soon(self.parts.orchestrator.produce, self.tasks)
                 group.start_soon(self._tell_listeners)
+                for sink in self._sinks:
+                    group.start_soon(sink.serve)
                 self.status = "running"
                 await self._train()
+                if self.parts.schedule is not None:
+                    await self.parts.learner.flush()
                 group.cancel_scope.cancel()
             self.status = "finished"
         except asyncio.CancelledError:
@@ -95,6 +115,8 @@ class Session:
         every = self.parts.eval_every
         if self.parts.evaluate is None or not (last or len(self.metrics) % every == 0):
             return
+        if self.evaluations and self.evaluations[-1]["step"] == len(self.metrics):
+            return  # by the run that is resumed
         with self._at("the evaluation"):
             found = await self.parts.evaluate()
         row = {"step": len(self.metrics), "success": found.success, "low": found.low, "high": found.high}
@@ -120,33 +142,45 @@ class Session:
         self.parts.on_policy(result.policy)
         self.parts.engine.update_policy(result.policy)
         orchestrator.advance(result.policy.version)
-        self._warnings += (*result.notes, *_warnings_of(batch, len(self.metrics) + 1))
         row = self._row(batch, staleness, began_ns, got_ns) | dict(result.metrics)
+        self._warnings += result.notes
+        if self.parts.rewarded:
+            self._warnings += batch_warnings(batch, row)
+            tracing.counter("reward", row["reward_mean"])
+            tracing.counter("staleness", row["staleness_mean"])
+        else:
+            row = {name: value for name, value in row.items() if name not in OF_REWARDS}
         self.metrics.append(row)
-        tracing.counter("reward", row["reward_mean"])
-        tracing.counter("staleness", row["staleness_mean"])
+        for sink in self._sinks:
+            sink.put(row)
+        self._settle(result.policy.version)
         return True
 
     def _row(
         self, batch: Sequence[TrajectoryGroup], staleness: Sequence[int], began_ns: int, got_ns: int
     ) -> dict[str, float]:
-        members = [t for group in batch for t in group.trajectories]
-        scored = [t for t in members if t.scored]
+        waited_s, self._waited_s = self._waited_s, self.parts.orchestrator.gate.closed_s
         return {
             "step": len(self.metrics) + 1,
-            "time_s": (now_ns() - self.start_ns) / 1e9,
-            "reward_mean": mean([t.reward for t in scored]),
-            "solve_rate": mean([float(t.reward >= 1.0) for t in scored]),
-            "turns_mean": mean([len(t.turns) for t in members]),
-            "sampled_mean": mean([t.num_sampled for t in members]),
-            "truncated_share": mean([float(t.truncation is not None) for t in members]),
-            "failed_share": mean([float(not t.scored) for t in members]),
-            "staleness_mean": mean(staleness),
-            "staleness_max": max(staleness),
+            "time_s": self._elapsed_s,
+            **episode_measures(batch, staleness),
             "wait_batch_s": (got_ns - began_ns) / 1e9,
+            "wait_policy_s": self._waited_s - waited_s,
             "update_s": (now_ns() - got_ns) / 1e9,
-            **reward_parts(scored),
         }
+
+    @property
+    def _elapsed_s(self) -> float:
+        """Seconds that the run has taken, those before it was resumed included."""
+        return self._before_s + (now_ns() - self.start_ns) / 1e9
+
+    def _settle(self, version: int) -> None:
+        """Give the learner what belongs to the newest weights, and say whether to write both now."""
+        if self.parts.schedule is None:
+            return
+        so_far = {"metrics": tuple(self.metrics), "evaluations": tuple(self.evaluations), "time_s": self._elapsed_s}
+        record = RunRecord(version=version, progress=self.parts.orchestrator.progress(), **so_far)
+        self.parts.learner.settled(record, save=self.parts.schedule.due(len(self.metrics), now_ns() / 1e9))
 
     async def _tell_listeners(self) -> None:
         before, before_ns = self.parts.engine.stats().tokens_sampled, now_ns()
@@ -188,7 +222,7 @@ class Session:
 
     def snapshot(self) -> RunSnapshot:
         orchestrator = self.parts.orchestrator
-        notes = [*orchestrator.notes, *orchestrator.warnings, *self._warnings]
+        notes = [*orchestrator.notes, *orchestrator.warnings, *self.parts.notes, *self._warnings]
         if self.status == "running" and (stalled := orchestrator.stalled() or self._stalled()):
             notes.append(stalled)
         if orchestrator.num_hung:
@@ -369,8 +403,7 @@ class Run:
 
     def save_metrics(self, path: str | Path) -> Path:
         """Write one JSON object per update and line; NaN becomes null."""
-        lines = [json.dumps({k: None if _is_nan(v) else v for k, v in row.items()}) for row in self.metrics]
-        return write_atomically(path, "".join(f"{line}\n" for line in lines))
+        return write_atomically(path, "".join(map(as_line, self.metrics)))
 
     def save_trajectories(self, path: str | Path) -> Path:
         """Write the newest trajectories, one JSON object per line; `rollout.load_trajectories` reads them again."""
@@ -411,8 +444,9 @@ class Run:
 
     def __repr__(self) -> str:
         now = self.last_known()
-        rewards = [row["reward_mean"] for row in now.metrics]
-        reward = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
+        name = "reward_mean" if any("reward_mean" in row for row in now.metrics) else "loss"
+        values = [row.get(name, math.nan) for row in now.metrics]
+        reward = f", {name.partition('_')[0]} {values[0]:.3f} -> {values[-1]:.3f}" if values else ""
         return f"<Run {self.name!r}: {now.status}, step {now.step} of {now.steps}{reward}>"
 
     # -- inside ------------------------------------------------------------------------------------
@@ -448,41 +482,10 @@ class Run:
         tell(self._listeners, self._last, [])
 
 
-def tell(listeners: Sequence[Callable[[RunSnapshot], None]], snapshot: RunSnapshot, warnings: Any) -> None:
-    """Call every listener; one that raises ends neither the run nor the others, and is warned of."""
-    for listener in tuple(listeners):
-        try:
-            listener(snapshot)
-        except Exception as error:  # a display must not end a run
-            warnings.append(f"A listener failed: {type(error).__name__}: {error}")
-
-
 def current_run() -> Run | None:
     """The live run of this process, or None."""
     live = getattr(sys, _LIVE, None)
     return live if live is not None and not live.done else None
-
-
-def reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each part of the rewards, under "reward/<part>", over the trajectories that have it."""
-    names = dict.fromkeys(name for t in trajectories for name in t.reward_parts)
-    return {
-        f"reward/{name}": mean([t.reward_parts[name] for t in trajectories if name in t.reward_parts]) for name in names
-    }
-
-
-def _warnings_of(batch: Sequence[TrajectoryGroup], step: int) -> tuple[str, ...]:
-    """What a person should know about a batch that taught nothing."""
-    members = [t for group in batch for t in group.trajectories]
-    if not any(t.num_sampled for t in members):
-        return (f"Update {step}: no token was sampled; the prompts fill the context. Raise tokens_per_slot.",)
-    if all(len({t.reward for t in group.trajectories if t.scored}) < 2 for group in batch):
-        return (f"Update {step}: all rewards within each group were equal, so nothing could be learned from them.",)
-    return ()
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def _viz() -> Any:

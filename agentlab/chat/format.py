@@ -135,6 +135,25 @@ class ChatFormat:
         """
         return not self.rewrites or self._is_appended(seen, messages)
 
+    def turn(self, text: str) -> tuple[int, ...]:
+        """The ids of a whole turn of the assistant, as a policy that says this would have sampled it.
+
+        Raises:
+            ConfigError: neither the template nor the tokenizer has a token that ends a turn.
+        """
+        closing = self._closings["user"]
+        end = closing.token_id if closing else getattr(self._tokenizer, "eos_token_id", None)
+        if not isinstance(end, int):
+            raise ConfigError(
+                "To learn a turn there must be a token that ends it, but the chat template shows none and the "
+                "tokenizer has no eos_token. Set tokenizer.eos_token."
+            )
+        mark = "qzCUTqz"
+        while mark in text:
+            mark += "z"
+        said = self._defuse_message({"role": "assistant", "content": text}, mark)["content"]
+        return (*self._encode(said + (closing.text if closing else ""), mark, begins=False), end)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without the end-of-turn tokens at its end."""
         end = len(tokens)

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentlab.inference.base import Engine
+    from agentlab.inference.idle import IdleEngine
     from agentlab.inference.jax_engine import JaxEngine
     from agentlab.inference.scripted import ByteTokenizer, ScriptedEngine
 
-__all__ = ["ByteTokenizer", "Engine", "JaxEngine", "ScriptedEngine"]
+__all__ = ["ByteTokenizer", "Engine", "IdleEngine", "JaxEngine", "ScriptedEngine"]
 
-_HOMES = {"ByteTokenizer": "scripted", "Engine": "base", "JaxEngine": "jax_engine", "ScriptedEngine": "scripted"}
+_HOMES = {
+    "ByteTokenizer": "scripted",
+    "Engine": "base",
+    "IdleEngine": "idle",
+    "JaxEngine": "jax_engine",
+    "ScriptedEngine": "scripted",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from agentlab.errors import ConfigError, RunError
 from agentlab.inference.base import Engine
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.episode import Episode, World, stable_seed
+from agentlab.rollout.ledger import Ledger, Progress, group_name, place_of
 from agentlab.rollout.pacing import Gate
 from agentlab.rollout.stall import stall_report
 from agentlab.tracing import counter, now_ns, record, span
@@ -45,6 +46,7 @@ class RolloutOrchestrator:
         config: How episodes are run.
         version: The policy version that the engine starts with.
         min_scored: Scored members that a group needs to be handed on; a smaller `group_size` lowers it.
+        progress: How far a run that is resumed had come.
 
     Raises:
         ConfigError: keyword arguments do not fit the class they are for.
@@ -61,6 +63,7 @@ class RolloutOrchestrator:
         config: RolloutConfig | None = None,
         version: int = 0,
         min_scored: int = 2,
+        progress: Progress | None = None,
     ):
         self.config = RolloutConfig() if config is None else config
         if not isinstance(self.config, RolloutConfig):
@@ -87,12 +90,14 @@ class RolloutOrchestrator:
         self._reading_since_ns: int | None = None
         self.warnings: collections.deque[str] = collections.deque(maxlen=3)
         """The newest of what a person should know of the episodes."""
-        self._version = self._first_version = version
+        self.ledger = Ledger(progress)
+        self._version, self._first_version = version, version - self.ledger.before.steps
         self.gate = Gate(
             groups_per_step=self.config.groups_per_step,
             max_off_policy_steps=self.config.max_off_policy_steps,
             extra_groups=self.config.extra_groups,
         )
+        self.gate.restore(self.ledger.before)
 
     async def stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryGroup]:
         """Finished groups of `tasks`, in the order in which they finish, with no learner behind.
@@ -171,7 +176,8 @@ class RolloutOrchestrator:
             self._notify()
 
     async def next_batch(self, count: int) -> list[TrajectoryGroup]:
-        """The next `count` groups that are fresh enough; fewer only when no more will come.
+        """The next `count` groups that are fresh enough, in the order of their tasks; fewer only when no
+        more will come.
 
         A group older than `max_off_policy_steps` is dropped, counted, and its place given back.
         """
@@ -187,9 +193,10 @@ class RolloutOrchestrator:
             counter("queue_depth", len(self._ready))
             if self.staleness(group) > self.config.max_off_policy_steps:
                 self.gate.settle("stale")
+                self.ledger.ended(group.id)
             else:
                 batch.append(group)
-        return batch
+        return sorted(batch, key=lambda group: place_of(group.id))
 
     def staleness(self, group: TrajectoryGroup) -> int:
         """Updates between the oldest token of a group and the weights now."""
@@ -199,11 +206,17 @@ class RolloutOrchestrator:
     def trained(self, batch: list[TrajectoryGroup]) -> None:
         """The learner has consumed these groups."""
         self.gate.settle("trained", len(batch))
+        for group in batch:
+            self.ledger.ended(group.id)
 
     def advance(self, version: int) -> None:
         """The weights are now at `version`: more groups may start."""
         self._version = version
         self.gate.advance(version - self._first_version)
+
+    def progress(self) -> Progress:
+        """How far the stream of tasks has been consumed, for a checkpoint."""
+        return self.ledger.progress(self.gate.counts, self.gate.version)
 
     def finish(self) -> None:
         """Nothing more will be consumed: what is still in flight counts as cancelled."""
@@ -260,9 +273,12 @@ class RolloutOrchestrator:
         source = _source(tasks, world.pool)
         while await self.gate.opened() and (given := await self._traced(source)) is not _END:
             task = as_task(given, index)
-            self.gate.admit()
-            await self._start_group(f"{index}:{task.id}", task, world, places, members)
+            if self.ledger.is_wanted(index, task.id):
+                self.gate.admit()
+                self.ledger.begin(index, task.id)
+                await self._start_group(group_name(index, task), task, world, places, members)
             index += 1
+        self.ledger.check_ended(index)
         if index == 0:
             raise ConfigError("The stream of tasks must hold at least one task, got none.")
 
@@ -315,8 +331,10 @@ class RolloutOrchestrator:
     def _finish_group(self, members: tuple[Trajectory, ...]) -> None:
         rewards = {t.reward for t in members if t.scored}
         if sum(t.scored for t in members) < self._min_scored:
+            self.ledger.ended(members[0].group_id)
             self._settle_failed()
         elif self.config.filter_equal_rewards and len(rewards) == 1:
+            self.ledger.ended(members[0].group_id)
             self._settle_filtered()
         else:
             self._filtered_in_a_row = 0

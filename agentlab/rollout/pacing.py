@@ -2,6 +2,8 @@
 
 import asyncio
 
+from agentlab.rollout.ledger import Progress
+from agentlab.tracing import now_ns
 from agentlab.types import Counts, Outcome
 
 
@@ -20,6 +22,8 @@ class Gate:
         self.extra_groups, self.limit = extra_groups, limit
         self.version = 0
         self.paused = False
+        self.closed_s = 0.0
+        """Seconds that groups ready to begin have waited for newer weights, up to the last that began."""
         self._outcomes: dict[Outcome, int] = dict.fromkeys(("trained", "stale", "filtered", "failed", "cancelled"), 0)
         self._admitted = 0
         self._changed = asyncio.Event()
@@ -31,9 +35,11 @@ class Gate:
 
     async def opened(self) -> bool:
         """Wait until one more group may begin; then True."""
+        began_ns = now_ns()
         while not self._open:
             self._changed.clear()
             await self._changed.wait()
+        self.closed_s += (now_ns() - began_ns) / 1e9
         return True
 
     def admit(self) -> None:
@@ -44,6 +50,12 @@ class Gate:
         """Where a group ended. Only a trained one keeps its place; the others give it back."""
         self._outcomes[outcome] += count
         self._changed.set()
+
+    def restore(self, progress: Progress) -> None:
+        """Go on where a run that is resumed had come to."""
+        ended = {outcome: getattr(progress.counts, outcome) for outcome in self._outcomes}
+        self._outcomes, self._admitted = ended, sum(ended.values())
+        self.version = progress.steps
 
     def advance(self, version: int) -> None:
         """The learner has done `version` updates since the run began."""

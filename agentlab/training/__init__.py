@@ -3,10 +3,12 @@
 from agentlab.training import algorithms
 from agentlab.training.algorithms import Algorithm, group_advantages
 from agentlab.training.packing import pack
+from agentlab.training.sft import SFTConfig
 from agentlab.training.trainer import TrainConfig, Trainer, UpdateResult, check_trainable
 
 __all__ = [
     "Algorithm",
+    "SFTConfig",
     "TrainConfig",
     "Trainer",
     "UpdateResult",

@@ -1,84 +1,262 @@
-"""Checkpoints of the trainer: one folder per version, written whole or not at all, with Orbax."""
+"""Checkpoints: one folder per version, written in the background, whole or not at all, with Orbax."""
 
 import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import jax
+import numpy as np
 
 from agentlab.errors import ConfigError
+from agentlab.models import Model
+from agentlab.models.tree import flat_arrays
 
 KEPT = 2
-"""Newest checkpoints that are kept."""
+"""Newest checkpoints that `Trainer.save` keeps."""
+ITEMS = ("state", "about", "record")
+FREE_OPTIONS = frozenset(
+    {
+        *("max_concurrency", "max_workers", "num_slots", "micro_batch_tokens", "logit_chunk_tokens", "remat"),
+        *("max_failed_groups", "stall_after_s", "model_timeout_s", "reset_timeout_s", "close_timeout_s"),
+    }
+)
+"""Options that a resumed run may change: they say how fast and in how much memory, not what is learned."""
 
 
-def save_state(folder: Path, version: int, state: Any, *, about: dict[str, Any]) -> Path:
-    """Write `state` as the checkpoint of `version`, and remove all but the newest KEPT.
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read."""
+
+    version: int
+    state: Any
+    record: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    """Of newer checkpoints that could not be read, why not."""
+
+
+class DamagedError(Exception):
+    """What was read is not what was written."""
+
+
+@final
+class CheckpointStore:
+    """The checkpoints in one folder. Belongs to the thread that made it.
 
     Args:
-        folder: Made where missing.
-        state: A pytree of arrays.
-        about: What a trainer must have in common with this one to go on from it; JSON.
+        folder: A path, or an address such as "gs://bucket/run"; made where missing.
+        keep: Newest checkpoints that are kept.
 
     Raises:
-        OSError: the folder cannot be written, or the disk is full.
+        ConfigError: keep is below 1.
+        OSError: the folder cannot be made.
     """
-    with _manager(folder) as manager:
-        manager.save(version, args=_saved(state, about), force=True)
-        manager.wait_until_finished()
-        return Path(manager.directory) / str(version)
 
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 3):
+        import orbax.checkpoint as ocp
 
-def restore_state(folder: Path, like: Any, *, about: dict[str, Any]) -> tuple[int, Any]:
-    """(version, state) of the newest complete checkpoint below `folder`.
+        if keep < 1:
+            raise ConfigError(f"keep_checkpoints must be at least 1, got {keep}.")
+        self.folder = place(folder)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=ITEMS)
 
-    Args:
-        like: A pytree of arrays of the same structure and shapes.
-        about: As given to `save_state`.
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of the checkpoints that were written to their end, oldest first."""
+        return tuple(sorted(self._manager.all_steps()))
 
-    Raises:
-        ConfigError: there is no checkpoint, or it is of something else.
-    """
-    import orbax.checkpoint as ocp
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is still being written."""
+        return self._manager.is_saving_in_progress()
 
-    if not folder.is_dir():
-        raise ConfigError(f"There must be a checkpoint in {folder}, but there is no such folder. Check the path.")
-    with _manager(folder) as manager:
-        version = manager.latest_step()
-        if version is None:
-            raise ConfigError(f"There must be a checkpoint in {folder}, but it holds none. Check the path.")
-        found = manager.restore(version, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
-        _check_same(folder, found, about)
-        shapes = jax.tree.map(
-            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), like
+    def save(self, version: int, state: Any, *, about: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        """Begin to write the checkpoint of `version`; what is there under it is replaced.
+
+        Returns when `state` has been copied to the host, and may be changed or donated. Waits for a
+        checkpoint that is still being written. Afterwards all but the newest `keep` are removed.
+
+        Args:
+            state: A pytree of arrays.
+            about: What a trainer must have in common with this one to go on from it; plain JSON.
+            record: What the run has done so far; plain JSON.
+
+        Raises:
+            OSError: the folder cannot be written, or the disk is full.
+        """
+        import orbax.checkpoint as ocp
+
+        arrays = {name: np.array(jax.device_get(array)) for name, array in named_arrays(state).items()}
+        listed = [{"name": name, "crc32": checksum(array)} for name, array in arrays.items()]
+        if version in self.versions:
+            self._manager.delete(version)
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave({key(index): array for index, array in enumerate(arrays.values())}),
+            about=ocp.args.JsonSave(dict(about)),
+            record=ocp.args.JsonSave({"arrays": listed, "record": dict(record)}),
         )
-        restored = manager.restore(version, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))
-    return version, restored["state"]
+        self._manager.save(version, args=args, force=True)
+
+    def wait(self) -> None:
+        """Wait until what was begun is written.
+
+        Raises:
+            OSError: it could not be.
+        """
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+
+    def close(self) -> None:
+        """Give back its threads."""
+        self._manager.close()
+
+    def restore(self, like: Any, *, about: Mapping[str, Any]) -> Restored:
+        """The newest checkpoint that can be read whole.
+
+        Args:
+            like: A pytree of arrays of the same structure and shapes; the arrays are put where these lie.
+            about: As given to `save`.
+
+        Raises:
+            ConfigError: there is none, it belongs to something else, or none can be read.
+        """
+        damaged: list[str] = []
+        for version in reversed(self.versions):
+            try:
+                found, told = self._read_json(version)
+            except Exception as error:  # whatever a half-written or rotten file makes its reader raise
+                damaged.append(_broken(version, error))
+                continue
+            check_same(str(self.folder), found, about)
+            try:
+                arrays = self._read_arrays(version, named_arrays(like), told["arrays"])
+            except Exception as error:  # as above
+                damaged.append(_broken(version, error))
+                continue
+            placed = [_placed(*pair) for pair in zip(arrays, jax.tree.leaves(like), strict=True)]
+            state = jax.tree.unflatten(jax.tree.structure(like), placed)
+            notes = tuple(f"{text} Going on from version {version}." for text in damaged)
+            return Restored(version, state, told["record"], notes)
+        if damaged:
+            raise ConfigError(
+                f"None of the checkpoints in {self.folder} can be read. {' '.join(damaged)} "
+                "Choose another folder to begin anew."
+            )
+        raise ConfigError(f"There must be a checkpoint in {self.folder}, but it holds none. Check the path.")
+
+    def _read_json(self, version: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        import orbax.checkpoint as ocp
+
+        args = ocp.args.Composite(about=ocp.args.JsonRestore(), record=ocp.args.JsonRestore())
+        read = self._manager.restore(version, args=args)
+        return read["about"], read["record"]
+
+    def _read_arrays(
+        self, version: int, wanted: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]
+    ) -> list[np.ndarray]:
+        import orbax.checkpoint as ocp
+
+        names = [one["name"] for one in listed]
+        if names != list(wanted):
+            raise DamagedError(f"it holds other arrays: {sorted({*names} ^ {*wanted})[:5]}")
+        empty = {key(index): np.zeros(array.shape, array.dtype) for index, array in enumerate(wanted.values())}
+        read = self._manager.restore(version, args=ocp.args.Composite(state=ocp.args.StandardRestore(empty)))["state"]
+        arrays = [np.asarray(read[key(index)]) for index in range(len(names))]
+        for one, array in zip(listed, arrays, strict=True):
+            if checksum(array) != one["crc32"]:
+                raise DamagedError(f"{one['name']} is not what was written")
+        return arrays
 
 
-def _check_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    wanted = json.loads(json.dumps(wanted))
-    names = sorted({*found, *wanted})
-    differences = [
-        f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} here"
-        for name in names
-        if found.get(name) != wanted.get(name)
-    ]
-    if differences:
+def place(folder: str | os.PathLike[str]) -> Any:
+    """The folder as a path that knows of local disks and of buckets."""
+    from etils import epath
+
+    text = os.fspath(folder)
+    return epath.Path(text) if "://" in text else epath.Path(Path(text).expanduser().absolute())
+
+
+def holds_checkpoints(folder: str | os.PathLike[str]) -> bool:
+    """Whether there is at least one that was written to its end."""
+    where = place(folder)
+    return where.is_dir() and any(path.name.isdigit() for path in where.iterdir())
+
+
+def check_same(folder: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of something else.
+
+    Raises:
+        ConfigError: naming every difference.
+    """
+    differing = differences(found, json.loads(json.dumps(wanted)))
+    if differing:
         raise ConfigError(
             f"The checkpoint in {folder} must be of the same model and configuration. Differences: "
-            f"{'; '.join(differences)}. Make the trainer as the saved one was, or name another folder."
+            f"{'; '.join(differing)}. Make the trainer as the saved one was, or name another folder."
         )
 
 
-def _manager(folder: Path) -> Any:
-    import orbax.checkpoint as ocp
+def differences(there: Any, here: Any, name: str = "") -> list[str]:
+    """Where two JSON values differ, one sentence each: "config.lora_rank: 4 there, 8 here"."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        found = []
+        for part in sorted({*there, *here}):
+            found += differences(there.get(part), here.get(part), f"{name}.{part}" if name else part)
+        return found
+    return [] if there == here else [f"{name}: {there!r:.80} there, {here!r:.80} here"]
 
-    options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, create=True, enable_async_checkpointing=False)
-    return ocp.CheckpointManager(folder.absolute(), options=options, item_names=("state", "about"))
+
+def described(value: Any) -> Any:
+    """A value as JSON that tells two different ones apart: data as it is, the rest by its name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): described(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [described(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: described(getattr(value, f.name)) for f in fields(value) if f.name not in FREE_OPTIONS}
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
-def _saved(state: Any, about: dict[str, Any]) -> Any:
-    import orbax.checkpoint as ocp
+def about_model(model: Model) -> dict[str, Any]:
+    """What tells two models apart: shape, and a checksum over the first row of every weight."""
+    rows = [array[:1] if array.ndim > 1 else array for array in flat_arrays(model.params).values()]
+    crc = 0
+    for row in jax.device_get(rows):
+        crc = zlib.crc32(as_bytes(row), crc)
+    return {"shape": described(model.config), "weights": f"{crc:08x}"}
 
-    return ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))
+
+def named_arrays(state: Any) -> dict[str, Any]:
+    """The arrays of a pytree by their paths, in the order of the tree."""
+    return {jax.tree_util.keystr(path): array for path, array in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def checksum(array: np.ndarray) -> int:
+    """Of shape, type and bytes."""
+    return zlib.crc32(as_bytes(array), zlib.crc32(f"{array.dtype}{array.shape}".encode()))
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+    """The bytes of an array, whatever its type."""
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def key(index: int) -> str:
+    """The name of an array in a checkpoint; its path in the tree is kept beside it."""
+    return f"array{index:05d}"
+
+
+def _placed(array: np.ndarray, like: Any) -> Any:
+    return jax.device_put(array, like.sharding) if isinstance(like, jax.Array) else array
+
+
+def _broken(version: int, error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    return f"The checkpoint of version {version} cannot be read ({type(error).__name__}: {text:.200})."

@@ -1,37 +1,4 @@
-"""What is measured in one update, metric by metric.
-
-Means are over the sampled tokens that were trained on, unless they say otherwise; NaN where there
-was nothing to measure. With several epochs per batch, values of the loss are means over epochs.
-
-    loss                  the scalar that was minimised
-    reward_mean           of all scored trajectories
-    reward_std            of all scored trajectories (population)
-    solve_rate            share of scored trajectories with a reward of at least `solved_reward`
-    grad_norm             global norm of the gradient, before it was clipped
-    learning_rate         of this update
-    kl                    estimated divergence from the reference, nats per token (k3; 0 where beta is 0)
-    entropy               of the policy at its sampled tokens, nats per token, at the sampling temperature
-    ratio_mean            trained over sampling probability of a token; 1 when trained on-policy
-    ratio_min, ratio_max  its extremes
-    clip_share            share of tokens whose gradient the clip took away
-    logprob_gap_mean      |trainer's - sampler's log-probability| of a token; about 1e-4 at equal weights
-    logprob_gap_max       its maximum
-    staleness_mean        updates between the weights that sampled a token and these
-    staleness_max         its maximum
-    tokens                tokens that were computed (a shared prompt once per row)
-    sampled_tokens        of them trained on
-    padding_share         share of the computed places that held no token
-    shared_prefix_saving  share of the tokens that need not be computed because prompts are shared
-    seconds               of the whole update
-    tokens_per_s          tokens / seconds
-    groups                groups given
-    skipped_groups        of them with nothing to learn: every advantage is 0
-    trajectories          trajectories that count in the loss
-    unscored              left out: the reward is missing
-    unsampled             left out: the policy sampled no token
-    micro_batches         micro-batches computed
-    nonfinite             1 where the gradient was not finite and the weights were left as they were
-"""
+"""What is measured in one update; `training.glossary` says metric by metric what it is."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,6 +9,9 @@ import numpy as np
 from agentlab.training.packing import MicroBatch, Packed
 from agentlab.types import TrajectoryGroup
 
+GAP_ALARM = 0.05
+"""Mean gap of the log-probabilities, in nats, above which engine and trainer disagree: weights in
+bfloat16 on both sides differ by a few thousandths."""
 OF_LOSS = ("loss", "kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "clip_share")
 OF_STEP = ("grad_norm", "learning_rate", "nonfinite")
 OF_EPOCH = (*OF_LOSS, "logprob_gap_mean", "logprob_gap_max", *OF_STEP)
@@ -80,6 +50,11 @@ def mean_of_epochs(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if not epochs:
         return {**dict.fromkeys(OF_EPOCH, math.nan), "loss": 0.0, "grad_norm": 0.0, "nonfinite": 0.0}
     return {name: math.fsum(epoch[name] for epoch in epochs) / len(epochs) for name in OF_EPOCH}
+
+
+def gap_alarm(metrics: Mapping[str, float]) -> float:
+    """1 where engine and trainer disagree on tokens that these very weights sampled, else 0."""
+    return float(metrics["staleness_max"] == 0 and metrics["logprob_gap_mean"] > GAP_ALARM)
 
 
 def staleness_metrics(batches: Sequence[MicroBatch], version: int) -> dict[str, float]:

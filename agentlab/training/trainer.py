@@ -1,5 +1,6 @@
-"""The trainer: groups of trajectories in; a policy and metrics, listed in `training.metrics`, out."""
+"""The trainer: groups of trajectories in; a policy and metrics, listed in `training.glossary`, out."""
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from agentlab.errors import ConfigError
@@ -15,9 +17,23 @@ from agentlab.models import Model, add_lora
 from agentlab.models.tree import flat_arrays
 from agentlab.tracing import Stage, now_ns, span
 from agentlab.training.algorithms import Algorithm, LossOptions, grpo
-from agentlab.training.checkpoint import restore_state, save_state
+from agentlab.training.checkpoint import (
+    KEPT,
+    CheckpointStore,
+    Restored,
+    about_model,
+    described,
+    holds_checkpoints,
+)
 from agentlab.training.forward import Program, accumulate, score
-from agentlab.training.metrics import loss_metrics, mean_of_epochs, pack_metrics, reward_metrics, staleness_metrics
+from agentlab.training.metrics import (
+    gap_alarm,
+    loss_metrics,
+    mean_of_epochs,
+    pack_metrics,
+    reward_metrics,
+    staleness_metrics,
+)
 from agentlab.training.optimizer import step, update_rule
 from agentlab.training.packing import SHORTEST_ROW, MicroBatch, Packed, pack
 from agentlab.training.weights import Stacked, published, split_trained, stack_layers
@@ -198,28 +214,52 @@ class Trainer:
             **staleness_metrics(packed.batches, self.version - 1),
             **pack_metrics(packed),
         }
+        metrics["logprob_gap_alarm"] = gap_alarm(metrics)
         metrics["seconds"] = (now_ns() - start_ns) / 1e9
         metrics["tokens_per_s"] = metrics["tokens"] * self.config.epochs_per_batch / metrics["seconds"]
         return UpdateResult(self._policy, metrics, notes)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write weights, optimizer state and version below `folder`; returns where. Atomic.
+    def save(self, folder: str | Path) -> None:
+        """Write weights, optimizer state and version below `folder`, whole or not at all.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        return save_state(Path(folder), self.version, self._state(), about=self._about())
+        with contextlib.closing(CheckpointStore(folder, keep=KEPT)) as store:
+            store.save(self.version, self.state(), about=self.about(), record={"version": self.version})
+            store.wait()
 
-    def restore(self, folder: str | Path) -> None:
-        """Go on from the newest complete state below `folder`.
+    def restore(self, folder: str | Path) -> Restored:
+        """Go on from the newest state below `folder` that can be read whole; says what was found there.
 
         Raises:
             ConfigError: there is none, or it belongs to another model or configuration.
         """
-        self.version, state = restore_state(Path(folder), self._state(), about=self._about())
+        if not holds_checkpoints(folder):
+            raise ConfigError(f"There must be a checkpoint in {folder}, but it holds none. Check the path.")
+        with contextlib.closing(CheckpointStore(folder)) as store:
+            found = store.restore(self.state(), about=self.about())
+        self.go_on(found)
+        return found
+
+    def go_on(self, found: Restored) -> None:
+        """Take over the state of a checkpoint."""
+        self.version, state = found.version, found.state
         self._trained, self._optimizer_state = state["trained"], state["optimizer"]
         self._steps = int(state["steps"])
         self._publish(changed=True)
+
+    def state(self) -> dict[str, Any]:
+        """The arrays that a checkpoint holds: trained weights or adapters, optimizer state, optimizer steps."""
+        return {"trained": self._trained, "optimizer": self._optimizer_state, "steps": np.asarray(self._steps)}
+
+    def about(self) -> dict[str, Any]:
+        """What another trainer must have in common with this one to go on from its state; plain JSON."""
+        return {
+            "model": about_model(self._model),
+            "config": described(self.config),
+            "algorithm": described(self.algorithm),
+        }
 
     def _pack(self, groups: Sequence[TrajectoryGroup]) -> Packed:
         return pack(
@@ -269,12 +309,6 @@ class Trainer:
     def _publish(self, *, changed: bool) -> None:
         params = published(self._program.config, self._model.params, self._trained) if changed else self._policy.params
         self._policy = Policy(self.version, jax.block_until_ready(params))
-
-    def _state(self) -> dict[str, Any]:
-        return {"trained": self._trained, "optimizer": self._optimizer_state, "steps": jnp.asarray(self._steps)}
-
-    def _about(self) -> dict[str, Any]:
-        return {"model": self._model.name, "lora_rank": self.config.lora_rank, "algorithm": self.algorithm.name}
 
 
 def _with_adapters(model: Model, options: TrainConfig) -> Model:

@@ -1,12 +1,56 @@
-"""The learner thread: batches of groups come in, policies go out."""
+"""The learner thread: batches of groups come in, policies go out; it writes the checkpoints."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from agentlab.concurrency import Closed, Inbox, Reply, run_thread
+from agentlab.concurrency import Closed, Inbox, Reply, post, run_thread
 from agentlab.errors import LearnerError
 from agentlab.tracing import span
+from agentlab.training.checkpoint import CheckpointStore
 from agentlab.types import TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Groups to train on."""
+
+    groups: Sequence[TrajectoryGroup]
+    reply: Reply[Any]
+
+
+class Record(Protocol):
+    """What a run has done up to the weights of `version`; frozen."""
+
+    @property
+    def version(self) -> int: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the run has done up to the newest weights; kept until the next one comes."""
+
+    record: Record
+    save: bool
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Write the newest weights unless they are written, and wait until they are."""
+
+    reply: Reply[None]
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Where the learner thread writes checkpoints, and what is written beside the weights."""
+
+    open_store: Callable[[], CheckpointStore]
+    """Called on the learner thread, which owns the store."""
+    about: Mapping[str, Any]
+    """See `CheckpointStore.save`."""
 
 
 class LearnerThread:
@@ -14,23 +58,37 @@ class LearnerThread:
 
     Args:
         take_trainer: Called on the learner thread; what it returns is owned by that thread and
-            has `update(groups)`.
+            has `update(groups)`, and `state()` where there are checkpoints.
         give_back: Called there with the trainer when the thread ends, unless an update failed.
+        checkpointing: None writes none.
+        on_note: Told on the loop, in a sentence, what went wrong with a checkpoint.
     """
 
-    def __init__(self, take_trainer: Callable[[], Any], give_back: Callable[[Any], None] = lambda trainer: None):
+    def __init__(
+        self,
+        take_trainer: Callable[[], Any],
+        give_back: Callable[[Any], None] = lambda trainer: None,
+        *,
+        checkpointing: Checkpointing | None = None,
+        on_note: Callable[[str], None] = lambda text: None,
+    ):
         self._take_trainer, self._give_back = take_trainer, give_back
-        self._inbox: Inbox[tuple[Sequence[TrajectoryGroup], Reply[Any]]] = Inbox()
+        self._checkpointing, self._on_note = checkpointing, on_note
+        self._inbox: Inbox[Batch | Settled | Flush] = Inbox()
 
     async def serve(self) -> None:
         """Run the thread until this call is cancelled.
 
-        An update that is under way then is finished by the thread alone, before it ends.
+        An update that is under way then is finished by the thread alone, before it ends; so is the
+        checkpoint of the newest weights, if the run's record for them has come.
 
         Raises:
             LearnerError: the trainer raised; the cause is attached.
         """
-        await run_thread(self._main, self._inbox, name="agentlab-learner", grace_s=0.5)
+        loop = asyncio.get_running_loop()
+        main = _Main(self._inbox, self._take_trainer, self._give_back, self._checkpointing)
+        main.note = lambda text: post(loop, self._on_note, text)
+        await run_thread(main.run, self._inbox, name="agentlab-learner", grace_s=0.5)
 
     async def update(self, groups: Sequence[TrajectoryGroup]) -> Any:
         """One update on these groups; what the trainer's `update` returns.
@@ -39,24 +97,119 @@ class LearnerThread:
             LearnerError: the update failed, or the thread has ended.
         """
         reply: Reply[Any] = Reply()
-        if not self._inbox.put((groups, reply)):
-            raise LearnerError("The learner thread has ended; it takes no more batches.")
+        self._put(Batch(groups, reply))
         return await reply.wait()
 
-    def _main(self) -> None:
-        trainer = self._take_trainer()
-        while True:
-            try:
-                groups, reply = self._inbox.get()
-            except Closed:
-                self._give_back(trainer)
-                return
-            try:
-                with span("train", version=trainer.version, groups=tuple(group.id for group in groups)):
-                    reply.set(trainer.update(groups))
-            except Exception as error:  # whatever it was, the loop must hear of it as the learner's end
-                failure = LearnerError(f"The trainer failed in an update: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                reply.fail(failure)
-                self._inbox.close()
-                raise failure from error
+    def settled(self, record: Record, *, save: bool) -> None:
+        """The run's record that belongs to the newest weights; written with them if `save`.
+
+        Args:
+            record: Of the same version as the weights.
+            save: Begin to write a checkpoint now. It is left to the next record if the one before
+                is still being written.
+        """
+        self._inbox.put(Settled(record, save))
+
+    async def flush(self) -> None:
+        """Wait until a checkpoint of the newest weights is written.
+
+        Raises:
+            LearnerError: the thread has ended.
+        """
+        reply: Reply[None] = Reply()
+        self._put(Flush(reply))
+        await reply.wait()
+
+    def _put(self, item: Batch | Flush) -> None:
+        if not self._inbox.put(item):
+            raise LearnerError("The learner thread has ended; it takes no more batches.")
+
+
+class _Main:
+    """What the learner thread does; owned by it."""
+
+    note: Callable[[str], Any]
+
+    def __init__(
+        self,
+        inbox: Inbox[Any],
+        take_trainer: Callable[[], Any],
+        give_back: Callable[[Any], None],
+        checkpointing: Checkpointing | None,
+    ):
+        self._inbox, self._take_trainer, self._give_back = inbox, take_trainer, give_back
+        self._checkpointing = checkpointing
+        self._store: CheckpointStore | None = None
+        self._record: Record | None = None
+        self._saved: int | None = None
+        self._trainer: Any = None
+
+    def run(self) -> None:
+        self._trainer = self._take_trainer()
+        self._store = self._checkpointing.open_store() if self._checkpointing else None
+        try:
+            while True:
+                self._do(self._inbox.get())
+        except Closed:
+            self._flush()
+            self._give_back(self._trainer)
+        finally:
+            self._close()
+
+    def _do(self, item: Batch | Settled | Flush) -> None:
+        if isinstance(item, Batch):
+            self._update(item)
+        elif isinstance(item, Flush):
+            self._flush()
+            item.reply.set(None)
+        else:
+            self._record = item.record
+            if item.save and self._store is not None and not self._store.busy:
+                self._save()
+
+    def _update(self, item: Batch) -> None:
+        trainer = self._trainer
+        try:
+            with span("train", version=trainer.version, groups=tuple(group.id for group in item.groups)):
+                item.reply.set(trainer.update(item.groups))
+        except Exception as error:  # whatever it was, the loop must hear of it as the learner's end
+            failure = LearnerError(f"The trainer failed in an update: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            item.reply.fail(failure)
+            self._inbox.close()
+            raise failure from error
+
+    def _save(self, *, wait: bool = False) -> None:
+        """Begin to write the newest weights with their record, or say why that failed."""
+        assert self._store is not None and self._checkpointing is not None and self._record is not None
+        version = self._trainer.version
+        try:
+            with span("checkpoint", version=version):
+                about = self._checkpointing.about
+                self._store.save(version, self._trainer.state(), about=about, record=self._record.as_json())
+                if wait:
+                    self._store.wait()
+            self._saved = version
+        except Exception as error:  # a full disk or a lost drive must not end a run; the older ones are still there
+            self.note(f"The checkpoint of version {version} was not written: {type(error).__name__}: {error}")
+
+    def _flush(self) -> None:
+        if self._store is None or self._record is None:
+            return
+        if self._record.version == self._trainer.version != self._saved:
+            self._save(wait=True)
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        try:
+            if self._store is not None:
+                self._store.wait()
+        except Exception as error:  # as above; what was announced as written was not
+            self.note(f"The checkpoint of version {self._saved} was not written: {type(error).__name__}: {error}")
+            self._saved = None
+
+    def _close(self) -> None:
+        if self._store is not None:
+            self._wait()
+            self._store.close()

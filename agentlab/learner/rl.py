@@ -1,13 +1,18 @@
-"""The front doors: a model, an agent, an environment and an algorithm become a run."""
+"""The front door of reinforcement learning: a model, an agent, an environment and an algorithm become a run."""
 
+import collections
 import importlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from os import PathLike
 from typing import Any
 
-from agentlab.errors import ConfigError, RunError
+from agentlab.errors import ConfigError
 from agentlab.inference import JaxEngine, ScriptedEngine
 from agentlab.inference.base import Engine
+from agentlab.learner.checks import check_made
+from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
 from agentlab.models import Model
 from agentlab.rollout import (
     Evaluation,
@@ -18,9 +23,10 @@ from agentlab.rollout import (
     run_episode,
 )
 from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
-from agentlab.run import Parts, Run, current_run
+from agentlab.rollout.sinks import Sink, check_sinks
+from agentlab.run import Parts, Run
 from agentlab.training import Algorithm, TrainConfig, Trainer, algorithms, check_trainable
-from agentlab.training.worker import LearnerThread
+from agentlab.training.checkpoint import described
 from agentlab.types import Policy, SamplingParams, Trajectory, checked_option, config
 
 
@@ -58,6 +64,7 @@ class AgenticRLLearner:
         env_class: Called once per episode with the task and `env_kwargs`.
         config: How to roll out and how to train.
         algorithm: How rewards become a loss.
+        engine: Makes the inference engine from the model, on the loop of the run; None makes a `JaxEngine`.
 
     Raises:
         ConfigError: an option is unknown or impossible, or keyword arguments do not fit their class.
@@ -73,6 +80,7 @@ class AgenticRLLearner:
         env_kwargs: Mapping[str, Any] | None = None,
         config: GRPOConfig | None = None,
         algorithm: Algorithm = algorithms.grpo,
+        engine: Callable[[Model], Engine] | None = None,
     ):
         check_made(model, Model, "model", hint=" Use al.load_model(...).")
         self.model = model
@@ -85,16 +93,16 @@ class AgenticRLLearner:
                 f"got {self.config.tokens_per_slot}."
             )
         self.algorithm = algorithm
-        self.policy = Policy(0, model.params)
-        """The newest weights; frozen."""
+        self._make_engine = engine
         self._roles: dict[str, Any] = {
             "agent_class": agent_class,
             "env_class": env_class,
             "agent_kwargs": agent_kwargs or {},
             "env_kwargs": env_kwargs or {},
         }
-        self._trainer: Trainer | None = None
-        self._trainer_is_out = False
+        self._weights = TrainedWeights(
+            model, lambda: Trainer(model, self.config, algorithm, temperature=self.config.temperature)
+        )
         check_roles(**self._roles)
 
     def train(
@@ -106,21 +114,38 @@ class AgenticRLLearner:
         eval_tasks: Tasks | None = None,
         eval_every: int = 10,
         eval_k: int = 1,
+        checkpoint_dir: str | PathLike[str] | None = None,
+        checkpoint_every: int = 10,
+        checkpoint_every_s: float = 300.0,
+        keep_checkpoints: int = 3,
+        resume: bool = False,
+        sinks: Sink | Sequence[Sink] = (),
     ) -> Run:
         """Start training in the background and return at once.
 
         Args:
             tasks: Task objects or dictionaries with a "prompt" or "question"; may be endless. When
                 they end, what is left of the last batch is trained on and the run ends.
-            steps: Updates to do.
+            steps: Updates to do, those before a resumption included.
             name: Shown wherever the run is.
             eval_tasks: Held-out tasks, finite and iterable again, played before the first update, every
                 `eval_every` updates, and after the last; see `Run.evaluations`.
             eval_every: Updates between two evaluations.
             eval_k: Episodes per held-out task.
+            checkpoint_dir: Where checkpoints are written, in the background: a folder or an address such as
+                "gs://bucket/run". None writes none.
+            checkpoint_every: Updates from one checkpoint to the next.
+            checkpoint_every_s: Seconds after which one is written, even if fewer updates were done.
+            keep_checkpoints: Newest checkpoints that are kept.
+            resume: Go on from the newest checkpoint in `checkpoint_dir` that can be read whole: no task is
+                repeated, none is left out. `tasks` must be the same again. Where there is no checkpoint yet the
+                run begins, so that the same cell starts and resumes. Reading it blocks this call.
+            sinks: Where rows are written besides, e.g. `[al.sinks.TensorBoard("logs")]`. A run with a local
+                `checkpoint_dir` writes `metrics.jsonl` there in any case.
 
         Raises:
-            ConfigError: steps is below 1, or there is no task.
+            ConfigError: steps is below 1, there is no task, or the checkpoints are of another model or
+                configuration; the differences are listed.
             RunActiveError: another run lives in this process.
             RunError: the last update of a stopped run is still being computed, or an update failed.
         """
@@ -134,12 +159,11 @@ class AgenticRLLearner:
             for option, value in (("eval_every", eval_every), ("eval_k", eval_k)):
                 if checked_option(option, value, int) < 1:
                     raise ConfigError(f"{option} must be at least 1, got {value}.")
-        if self._trainer_is_out and current_run() is None:
-            raise RunError(
-                "The trainer must be free to start a run, but the last update of the run before is still being "
-                "computed, or failed. Try again in a moment; if it failed, make a new learner."
-            )
-        return Run(name, lambda: self._parts(steps, eval_tasks, eval_every, eval_k), tasks, steps)
+        plan = CheckpointPlan.of(checkpoint_dir, checkpoint_every, checkpoint_every_s, keep_checkpoints, resume)
+        outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
+        self._weights.check_free()
+        begun = self._weights.begin(plan, self._about())
+        return Run(name, lambda: self._parts(steps, eval_tasks, eval_every, eval_k, begun, outlets), tasks, steps)
 
     def evaluate(self, tasks: Tasks, *, k: int = 1, **options: Any) -> Evaluation:
         """Play `tasks` `k` times each with the newest weights, and count; see `rollout.evaluate`."""
@@ -171,39 +195,63 @@ class AgenticRLLearner:
         options = {"model": self.model, "config": self.config, "roles": self._roles, "scripted": scripted}
         return viz.preview(engine, tasks, **options)
 
-    def _parts(self, steps: int, eval_tasks: Tasks | None, eval_every: int, eval_k: int) -> Parts:
-        if self._trainer is not None:
-            self.policy = self._trainer.policy
+    @property
+    def policy(self) -> Policy:
+        """The newest weights; frozen."""
+        return self._weights.policy
+
+    @property
+    def trained_model(self) -> Model:
+        """The model with the newest weights, for `save_model` or another learner."""
+        return replace(self.model, params=self.policy.params)
+
+    def _parts(
+        self,
+        steps: int,
+        eval_tasks: Tasks | None,
+        eval_every: int,
+        eval_k: int,
+        begun: Begun,
+        sinks: tuple[Sink, ...],
+    ) -> Parts:
+        self._weights.refresh()
         engine = self._engine()
-        orchestrator = RolloutOrchestrator(engine, config=self.config, version=self.policy.version, **self._roles)
+        orchestrator = RolloutOrchestrator(
+            engine, config=self.config, version=self.policy.version, progress=begun.progress, **self._roles
+        )
         orchestrator.gate.limit = steps * self.config.groups_per_step
-        learner = LearnerThread(self._take_trainer, self._give_back)
         play = None
         if eval_tasks is not None:
             play = partial(evaluate_async, engine, eval_tasks, k=eval_k, config=self.config, **self._roles)
-        return Parts(engine, orchestrator, learner, self._publish, play, eval_every)
+        notes = collections.deque(begun.notes, maxlen=8)
+        return Parts(
+            engine,
+            orchestrator,
+            self._weights.thread(begun, notes.append),
+            self._weights.publish,
+            play,
+            eval_every,
+            record=begun.record,
+            schedule=begun.schedule(),
+            sinks=sinks,
+            notes=notes,
+        )
 
     def _engine(self) -> Engine:
-        engine = JaxEngine(
-            self.model,
-            num_slots=self.config.num_slots or self.config.max_concurrency,
-            tokens_per_slot=self.config.tokens_per_slot,
-        )
+        if self._make_engine is not None:
+            engine = self._make_engine(self.model)
+        else:
+            engine = JaxEngine(
+                self.model,
+                num_slots=self.config.num_slots or self.config.max_concurrency,
+                tokens_per_slot=self.config.tokens_per_slot,
+            )
         if self.policy.version:
             engine.update_policy(self.policy)
         return engine
 
-    def _take_trainer(self) -> Trainer:
-        trainer, self._trainer, self._trainer_is_out = self._trainer, None, True
-        if trainer is None:
-            return Trainer(self.model, self.config, self.algorithm, temperature=self.config.temperature)
-        return trainer
-
-    def _give_back(self, trainer: Trainer) -> None:
-        self._trainer, self._trainer_is_out = trainer, False
-
-    def _publish(self, policy: Policy) -> None:
-        self.policy = policy
+    def _about(self) -> dict[str, Any]:
+        return {name: described(value) for name, value in self._roles.items()}
 
 
 class GRPOLearner(AgenticRLLearner):
@@ -211,13 +259,3 @@ class GRPOLearner(AgenticRLLearner):
 
     Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.
     """
-
-
-def check_made(value: Any, kind: type, name: str, *, hint: str = "") -> None:
-    """Refuse an argument that is not of its class.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not isinstance(value, kind):
-        raise ConfigError(f"{name} must be a {kind.__name__}, got {type(value).__name__}: {value!r:.60}.{hint}")

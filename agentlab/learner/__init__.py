@@ -1,0 +1,6 @@
+"""The front doors: reinforcement learning of an agent, and supervised fine-tuning."""
+
+from agentlab.learner.imitation import SFTTrainer
+from agentlab.learner.rl import AgenticRLLearner, GRPOConfig, GRPOLearner
+
+__all__ = ["AgenticRLLearner", "GRPOConfig", "GRPOLearner", "SFTTrainer"]

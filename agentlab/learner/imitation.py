@@ -1,0 +1,115 @@
+"""The front door of supervised fine-tuning: a model and conversations become a run."""
+
+import collections
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from agentlab.chat import ChatFormat
+from agentlab.errors import ConfigError
+from agentlab.inference import IdleEngine
+from agentlab.learner.checks import check_made
+from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
+from agentlab.models import Model
+from agentlab.rollout.conversations import ConversationFeed, check_conversations
+from agentlab.rollout.sinks import Sink, check_sinks
+from agentlab.run import Parts, Run
+from agentlab.training import SFTConfig, Trainer
+from agentlab.training.sft import sft
+from agentlab.types import Policy, checked_option
+
+
+class SFTTrainer:
+    """Teaches a model by example: what the assistant says in conversations becomes likelier.
+
+    Used by the main thread. Batches, updates, run and dashboard are those of reinforcement learning;
+    a turn is tokenised as the engine would sample it, so a model learns here the format that it needs there.
+
+    Args:
+        model: What to train; see `load_model`.
+        config: How to train; `lora_rank=0` trains all weights.
+
+    Raises:
+        ConfigError: an option is unknown or impossible.
+    """
+
+    def __init__(self, *, model: Model, config: SFTConfig | None = None):
+        check_made(model, Model, "model", hint=" Use al.load_model(...).")
+        self.model = model
+        self.config = config if config is not None else SFTConfig()
+        check_made(self.config, SFTConfig, "config")
+        self._weights = TrainedWeights(model, lambda: Trainer(model, self.config, sft))
+
+    def train(
+        self,
+        conversations: Iterable[Any],
+        *,
+        steps: int,
+        name: str = "sft",
+        checkpoint_dir: str | PathLike[str] | None = None,
+        checkpoint_every: int = 100,
+        checkpoint_every_s: float = 300.0,
+        keep_checkpoints: int = 3,
+        resume: bool = False,
+        sinks: Sink | Sequence[Sink] = (),
+    ) -> Run:
+        """Start training in the background and return at once.
+
+        Args:
+            conversations: Lists of messages {"role", "content"}, or dictionaries with "messages". A list is
+                gone through again and again, in another order each time; anything else once.
+            steps: Updates to do, those before a resumption included.
+            name: Shown wherever the run is.
+            checkpoint_dir: As the others, see `AgenticRLLearner.train`.
+            sinks: Likewise.
+
+        Raises:
+            ConfigError: steps is below 1, there is no conversation, or the checkpoints are of another
+                model or configuration.
+            RunActiveError: another run lives in this process.
+            RunError: the last update of a stopped run is still being computed, or an update failed.
+        """
+        if checked_option("steps", steps, int) < 1:
+            raise ConfigError(f"steps must be at least 1, got {steps}.")
+        check_conversations(conversations)
+        plan = CheckpointPlan.of(checkpoint_dir, checkpoint_every, checkpoint_every_s, keep_checkpoints, resume)
+        outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
+        self._weights.check_free()
+        begun = self._weights.begin(plan, {})
+        return Run(name, lambda: self._parts(steps, begun, outlets), conversations, steps)
+
+    @property
+    def policy(self) -> Policy:
+        """The newest weights; frozen."""
+        return self._weights.policy
+
+    @property
+    def trained_model(self) -> Model:
+        """The model with the newest weights, for `save_model` or a `GRPOLearner`."""
+        return replace(self.model, params=self.policy.params)
+
+    def _parts(self, steps: int, begun: Begun, sinks: tuple[Sink, ...]) -> Parts:
+        self._weights.refresh()
+        context = self.model.config.max_position
+        feed = ConversationFeed(
+            ChatFormat(self.model.tokenizer),
+            per_step=self.config.conversations_per_step,
+            max_tokens=min(self.config.max_conversation_tokens or context, context),
+            seed=self.config.seed,
+            limit=steps * self.config.conversations_per_step,
+            progress=begun.progress,
+        )
+        engine = IdleEngine(self.model.tokenizer, context)
+        notes = collections.deque(begun.notes, maxlen=8)
+        return Parts(
+            engine,
+            feed,
+            self._weights.thread(begun, notes.append),
+            self._weights.publish,
+            rewarded=False,
+            record=begun.record,
+            schedule=begun.schedule(),
+            sinks=sinks,
+            notes=notes,
+        )

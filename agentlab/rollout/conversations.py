@@ -1,0 +1,296 @@
+"""Conversations as demonstrations: token rows in which what the assistant says is to be learned."""
+
+import collections
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from agentlab.chat import ChatFormat
+from agentlab.concurrency import WorkerPool
+from agentlab.errors import ConfigError
+from agentlab.rollout.config import RolloutConfig
+from agentlab.rollout.ledger import Ledger, Progress, place_of
+from agentlab.rollout.pacing import Gate
+from agentlab.types import EpisodeInFlight, Message, Task, TokenRow, Trajectory, TrajectoryGroup
+
+BATCHES_AHEAD = 1
+"""Batches that are encoded before the learner asks for them."""
+
+
+class ConversationFeed:
+    """Gives a learner batches of demonstrations, as an orchestrator gives it batches of episodes.
+
+    Owned by the loop. A sequence of conversations is gone through again and again, in another
+    order each time; any other iterable once, in its own order.
+
+    Args:
+        chat: How conversations become tokens.
+        per_step: Conversations in a batch.
+        max_tokens: A longer conversation is left out, and counted as failed.
+        seed: Of the order.
+        limit: Conversations to give in all.
+        progress: How far a run that is resumed had come.
+    """
+
+    def __init__(
+        self,
+        chat: ChatFormat,
+        *,
+        per_step: int,
+        max_tokens: int,
+        seed: int = 0,
+        limit: int | None = None,
+        progress: Progress | None = None,
+    ):
+        self.config = RolloutConfig(groups_per_step=per_step, group_size=1, max_concurrency=1)
+        self.num_hung, self.queue_depth = 0, 0
+        self.failures: Mapping[str, int] = {}
+        self.notes: tuple[str, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+        self.gate = Gate(groups_per_step=per_step, max_off_policy_steps=BATCHES_AHEAD, limit=limit)
+        self.ledger = Ledger(progress)
+        self.gate.restore(self.ledger.before)
+        self._chat, self._max_tokens, self._seed = chat, max_tokens, seed
+        self._ready: collections.deque[TrajectoryGroup] = collections.deque()
+        self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
+        self._changed = anyio.Event()
+        self._ended = False
+
+    async def produce(self, conversations: Iterable[Any]) -> None:
+        """Encode conversations ahead of the learner until they end or the limit is reached.
+
+        Raises:
+            ConfigError: a conversation is malformed, or there is none.
+        """
+        pool = WorkerPool(1)
+        stream = enumerate(in_order(conversations, self._seed))
+        seen = 0
+        try:
+            while await self.gate.opened() and (made := await pool.run(self._next, stream)) is not None:
+                seen += 1
+                if made.wanted:
+                    self._take(made)
+            self.ledger.check_ended(seen)
+        finally:
+            pool.close()
+            self._ended = True
+            self._notify()
+
+    async def next_batch(self, count: int) -> list[TrajectoryGroup]:
+        """The next `count` demonstrations; fewer only when no more will come."""
+        while len(self._ready) < count and not self._ended:
+            await self._changed.wait()
+        batch = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
+        self.queue_depth = len(self._ready)
+        return batch
+
+    def staleness(self, group: TrajectoryGroup) -> int:
+        """0: what is shown does not age."""
+        return 0
+
+    def trained(self, batch: Sequence[TrajectoryGroup]) -> None:
+        """The learner has consumed these demonstrations."""
+        self.gate.settle("trained", len(batch))
+        for group in batch:
+            self.ledger.ended(group.id)
+
+    def advance(self, version: int) -> None:
+        """One more update is done."""
+        self.gate.advance(self.gate.version + 1)
+
+    def progress(self) -> Progress:
+        """How far it has come, for a checkpoint."""
+        return self.ledger.progress(self.gate.counts, self.gate.version)
+
+    def finish(self) -> None:
+        """Nothing more will be consumed."""
+        self._ready.clear()
+        self.gate.settle("cancelled", self.gate.counts.in_flight)
+
+    @property
+    def recent(self) -> tuple[Trajectory, ...]:
+        """The newest demonstrations, oldest first."""
+        return tuple(self._recent)
+
+    def in_flight(self) -> tuple[EpisodeInFlight, ...]:
+        """Nothing: demonstrations are not played."""
+        return ()
+
+    def stalled(self) -> str | None:
+        """None: nothing here waits for anybody."""
+        return None
+
+    def failure_report(self, why: str) -> str:
+        """What was left out, under a sentence that says why it is told."""
+        return f"{self.gate.counts.failed} conversations were longer than {self._max_tokens} tokens, {why}"
+
+    def _next(self, stream: Iterator[tuple[int, Any]]) -> "Encoded | None":
+        """The next conversation, encoded if it is wanted; None at the end. Runs on a worker."""
+        index, conversation = next(stream, (0, _END))
+        if conversation is _END:
+            return None
+        name = id_of(conversation, index)
+        if not self.ledger.is_wanted(index, name):
+            return Encoded(index, name, wanted=False)
+        group = demonstration(self._chat, conversation, f"{index}:{name}")
+        fits = max(len(row.tokens) for row in group.trajectories[0].rows) <= self._max_tokens
+        return Encoded(index, name, group if fits else None)
+
+    def _take(self, made: "Encoded") -> None:
+        self.gate.admit()
+        self.ledger.begin(made.index, made.name)
+        if made.group is None:
+            self.gate.settle("failed")
+            self.ledger.ended(f"{made.index}:{made.name}")
+            self.failures = {"reset": self.gate.counts.failed}
+            return
+        self._ready.append(made.group)
+        self.queue_depth = len(self._ready)
+        self._recent.extend(made.group.trajectories)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One conversation of the stream."""
+
+    index: int
+    name: str
+    group: TrajectoryGroup | None = None
+    """None where it is too long, or not wanted."""
+    wanted: bool = True
+
+
+_END = object()
+
+
+def in_order(conversations: Iterable[Any], seed: int) -> Iterator[Any]:
+    """A sequence's items over and over, each time in another order; another iterable's as they come."""
+    if not isinstance(conversations, Sequence):
+        yield from conversations
+        return
+    epoch = 0
+    while conversations:
+        order = list(range(len(conversations)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        yield from (conversations[place] for place in order)
+        epoch += 1
+
+
+def check_conversations(conversations: Any) -> None:
+    """Refuse what is no stream of conversations, or an empty list of them.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(conversations, str | bytes | Mapping) or not isinstance(conversations, Iterable):
+        raise ConfigError(f"conversations must be an iterable of them, got {type(conversations).__name__}.")
+    if isinstance(conversations, Sequence):
+        if not len(conversations):
+            raise ConfigError("conversations must hold at least one, got none.")
+        messages_of(conversations[0], 0)
+
+
+def id_of(conversation: Any, index: int) -> str:
+    """The conversation's "id" where it has one, else its place in the stream."""
+    return str(conversation.get("id", index)) if isinstance(conversation, Mapping) else str(index)
+
+
+def messages_of(conversation: Any, index: int) -> list[Message]:
+    """The messages of a conversation: a list of them, or a dictionary with "messages".
+
+    Raises:
+        ConfigError: it is neither, nothing is said by the assistant, or the assistant begins.
+    """
+    messages = conversation.get("messages") if isinstance(conversation, Mapping) else conversation
+    if not isinstance(messages, list | tuple) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise ConfigError(
+            f'Conversation {index} must be a list of messages {{"role": …, "content": …}}, or a dictionary with '
+            f'such a list under "messages", got {conversation!r:.80}.'
+        )
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles[1:] or roles[0] == "assistant":
+        raise ConfigError(
+            f"Conversation {index} must have an assistant's turn after a message of somebody else, got the roles "
+            f"{', '.join(map(str, roles)) or 'of nobody'}: what an assistant says is learned as the answer to it."
+        )
+    return list(messages)
+
+
+def demonstration(chat: ChatFormat, conversation: Any, group_id: str) -> TrajectoryGroup:
+    """A conversation as a group of one trajectory, tokenised as a rollout would be.
+
+    Each turn of the assistant is followed by the template's own delta, and a template that rewrites
+    what was said before begins a new row, exactly as `Transcript` does it: what is learned is what
+    will be sampled. What comes after the last turn is left out.
+
+    Raises:
+        ConfigError: the conversation is malformed, or the template refuses it.
+    """
+    index = place_of(group_id)
+    messages = messages_of(conversation, index)
+    said_at = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    rows = [_Row(chat.start(messages[: said_at[0]]))]
+    for number, place in enumerate(said_at):
+        if number:
+            seen, shown = messages[: said_at[number - 1]], messages[:place]
+            if chat.appends(seen, shown):
+                rows[-1].follow(chat.extend(rows[-1].said, shown[said_at[number - 1] + 1 :]))
+            else:
+                rows.append(_Row(chat.start(shown)))
+        rows[-1].say(chat.turn(text_of(messages[place], index)))
+    task = Task(group_id.partition(":")[2], str(messages[0].get("content") or ""))
+    shown = Trajectory(
+        task=task,
+        group_id=group_id,
+        episode=0,
+        rows=tuple(row.done() for row in rows),
+        messages=tuple(messages[: said_at[-1] + 1]),
+        reward=1.0,
+    )
+    return TrajectoryGroup(group_id, task, (shown,))
+
+
+class _Row:
+    """A token row that grows; owned by the thread that encodes."""
+
+    def __init__(self, prompt: Sequence[int]):
+        self._tokens, self._mask = list(prompt), [0] * len(prompt)
+        self.said: tuple[int, ...] = ()
+
+    def say(self, tokens: tuple[int, ...]) -> None:
+        self.said = tokens
+        self._tokens += tokens
+        self._mask += [1] * len(tokens)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+        self._mask += [0] * len(tokens)
+
+    def done(self) -> TokenRow:
+        versions = tuple(0 if said else -1 for said in self._mask)
+        return TokenRow(tuple(self._tokens), tuple(self._mask), (0.0,) * len(self._mask), versions)
+
+
+def text_of(message: Message, index: int) -> str:
+    """What the assistant says.
+
+    Raises:
+        ConfigError: it is not text.
+    """
+    if message.get("tool_calls"):
+        raise ConfigError(
+            f"Conversation {index} has an assistant's message with tool_calls; write the call into its content as "
+            "the agent's parser reads it: agentlab.chat.parser_named(name).render(ToolCall(name, arguments))."
+        )
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise ConfigError(f"Conversation {index}: an assistant's content must be text, got {content!r:.80}.")
+    return content
