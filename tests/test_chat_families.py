@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from agentlab.agents import ToolAgent, with_parser_of
 from agentlab.chat import ChatFormat, parser_named, parser_of_model
-from agentlab.environments import BaseTaskEnv
+from agentlab.environments import BaseTaskEnv, ToolEnvironment
 from agentlab.inference import ScriptedEngine
-from agentlab.rollout import RolloutConfig, RolloutOrchestrator
+from agentlab.rewards import same_number
+from agentlab.rollout import RolloutConfig, RolloutOrchestrator, run_episode
 from agentlab.rollout.transcript import Transcript
 from agentlab.tools import Calculator
 from agentlab.types import Completion, EnvStepResult, ToolCall
@@ -207,3 +208,37 @@ def test_text_that_continues_a_turn_gets_no_space_before_it():
     delta = chat.extend(start[-2:], [question])
     assert start + delta == tuple(tokenizer.encode(whole, add_special_tokens=False))
     assert tokenizer.encode("[user] hi", add_special_tokens=False) != list(delta)
+
+
+def hermes_call(arguments: str, name: str = "calculator") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("<tool_call>{calculator}</tool_call>", "cannot be read"),
+        (hermes_call('{"expression": "1')[:-14], "cannot be read"),
+        (hermes_call('{"expression": "1", "expression": "2"}'), "a key is given twice"),
+        (hermes_call("{}", "calculater"), "Did you mean 'calculator'"),
+        (hermes_call('{"expression": 1}'), "expression must be text, got a whole number"),
+        (hermes_call('"{}"'), '"arguments" must be a JSON object, got str'),
+        (hermes_call("null"), '"arguments" must be a JSON object, got null'),
+        (hermes_call("{}"), "calculator needs the argument expression"),
+        (hermes_call('{"expression": "1", "unit": "m"}'), "calculator has no argument 'unit'"),
+    ],
+)
+def test_a_call_that_cannot_be_run_is_an_observation_that_says_why_and_the_episode_goes_on(said, read):
+    tools = {"calculator": Calculator}
+    trajectory = run_episode(
+        ScriptedEngine([said, "2"]),
+        {"prompt": "1 + 1?", "answer": 2},
+        agent_class=ToolAgent,
+        agent_kwargs={"tool_map": tools},
+        env_class=ToolEnvironment,
+        env_kwargs={"tool_map": tools, "reward_fn": same_number},
+    )
+    (result,) = trajectory.turns[0].observation
+    assert result.failed and read in result.text
+    assert result.text in [message["content"] for message in trajectory.messages]
+    assert trajectory.failure is None and trajectory.reward == 1.0

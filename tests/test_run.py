@@ -238,3 +238,24 @@ def test_an_episode_that_fails_is_counted_by_its_stage():
     run = Run("test", build, endless(), 3).wait()
     last = run.snapshot()
     assert last.failures["step"] >= 2 and last.counts.failed >= 1 and last.counts.trained == 6
+
+
+class PartsEnv(Env):
+    def step(self, action):
+        return EnvStepResult("", 1.5, True, {"reward_parts": {"answer": 1.0, "form": 0.5}})
+
+
+def test_each_part_of_the_reward_is_a_metric():
+    def build():
+        engine = ScriptedEngine("yes")
+        orchestrator = RolloutOrchestrator(
+            engine,
+            agent_class=ModelAgent,
+            env_class=PartsEnv,
+            config=RolloutConfig(group_size=2, groups_per_step=1),
+        )
+        orchestrator.gate.limit = 1
+        return Parts(engine, orchestrator, LearnerThread(CountingTrainer), lambda policy: None)
+
+    (row,) = Run("test", build, endless(), 1).wait().metrics
+    assert (row["reward_mean"], row["reward/answer"], row["reward/form"]) == (1.5, 1.0, 0.5)

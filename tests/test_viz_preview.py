@@ -43,7 +43,12 @@ def asked_twice(*answers: str) -> list[str]:
 
 
 def test_two_episodes_are_shown_with_mask_calls_rewards_memory_and_times(model):
-    shown = learner_of(model).check([QUESTION], script=[CALL, CALL, "<answer>42</answer>", "I say 41"])
+    def script(request: Any, prompt: str) -> str:
+        if "<|im_start|>user\n42" not in prompt:
+            return CALL
+        return "<answer>42</answer>" if request.session.endswith("/0") else "I say 41"
+
+    shown = learner_of(model).check([QUESTION], script=script)
     assert [round(t.reward, 6) for t in shown.trajectories] == [1.1, 0.0]
     assert shown.warnings == ()
     html, text = shown._repr_html_(), repr(shown)

@@ -7,7 +7,7 @@ from html import escape
 from agentlab.viz.colors import GREEN, VERMILION
 
 _BOX = "background:#fff;color:#222;border:1px solid #ccc;border-radius:4px;padding:8px 10px;font-size:13px"
-_CELL = "padding:1px 12px 1px 0;text-align:left;color:#222;background:#fff"
+_CELL = "padding:1px 12px 1px 0;text-align:left;color:#222;background:#fff;font-size:13px"
 
 
 def page(
@@ -48,21 +48,25 @@ def page_as_text(
 
 def _reward_lines(rewards: Sequence[Mapping[str, float]]) -> list[tuple[str, ...]]:
     names = dict.fromkeys(name for row in rewards for name in row)
-    return [(name, *(_number(row.get(name, math.nan)) for row in rewards)) for name in names]
+    return [(name, *(_number(row[name]) if name in row else "none" for row in rewards)) for name in names]
 
 
 def _memory_lines(memory_bytes: Mapping[str, int]) -> list[tuple[str, ...]]:
-    lines = [(name, f"{size / 1e9:.3f} GB") for name, size in memory_bytes.items()]
-    return [*lines, ("together", f"{sum(memory_bytes.values()) / 1e9:.3f} GB")]
+    lines = [(name, _size(size_bytes)) for name, size_bytes in memory_bytes.items()]
+    return [*lines, ("together", _size(sum(memory_bytes.values())))]
 
 
 def _time_lines(times_s: Mapping[str, float]) -> list[tuple[str, ...]]:
-    lines = [(name, f"{_number(seconds)} s") for name, seconds in times_s.items()]
-    return [*lines, ("together", f"{_number(sum(times_s.values()))} s")]
+    lines = [(name, _number(seconds, " s")) for name, seconds in times_s.items()]
+    return [*lines, ("together", _number(sum(times_s.values()), " s"))]
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "not measured"
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def _number(value: float, unit: str = "") -> str:
+    return f"{value:.3g}{unit}" if math.isfinite(value) else "not measured"
 
 
 def _table(title: str, rows: Sequence[tuple[str, ...]]) -> str:
