@@ -120,7 +120,8 @@ class Session:
         with self._at("the evaluation"):
             found = await self.parts.evaluate()
         row = {"step": len(self.metrics), "success": found.success, "low": found.low, "high": found.high}
-        self.evaluations.append(row | {"count": found.count, "mean_reward": found.mean_reward})
+        at_k = {"k": found.k, "pass_at_k": found.pass_at_k}
+        self.evaluations.append(row | at_k | {"count": found.count, "mean_reward": found.mean_reward})
 
     async def _update(self) -> bool:
         """One update from the next batch; False when the tasks have ended."""
@@ -142,7 +143,7 @@ class Session:
         self.parts.on_policy(result.policy)
         self.parts.engine.update_policy(result.policy)
         orchestrator.advance(result.policy.version)
-        row = self._row(batch, staleness, began_ns, got_ns) | dict(result.metrics)
+        row = self._row(batch, staleness, began_ns, got_ns) | orchestrator.gate.shares() | dict(result.metrics)
         self._warnings += result.notes
         if self.parts.rewarded:
             self._warnings += batch_warnings(batch, row)

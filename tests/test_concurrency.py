@@ -2,12 +2,14 @@
 
 import asyncio
 import contextvars
+import gc
 import threading
+import weakref
 
 import anyio
 import pytest
 
-from agentlab.concurrency import Closed, Inbox, LoopThread, Reply, WorkerPool, run_thread
+from agentlab.concurrency import Closed, Inbox, LoopThread, Reply, WorkerPool, calm_collector, run_thread
 from agentlab.errors import RunEnded
 
 
@@ -158,6 +160,39 @@ def test_a_call_that_must_not_wait_takes_a_worker_beyond_the_bound():
         pool.close()
 
     asyncio.run(main())
+
+
+def test_the_collector_is_calmed_for_a_while_also_when_nested_and_left_as_it_was():
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    assert frozen == 0
+    with calm_collector():
+        assert gc.isenabled() and gc.get_threshold()[0] > before[0] and gc.get_freeze_count() > 0
+        with calm_collector():
+            pass
+        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() > 0
+    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
+
+
+def test_garbage_made_while_the_collector_is_calm_is_collected():
+    class Node:
+        pass
+
+    with calm_collector():
+        node = Node()
+        node.itself, gone = node, weakref.ref(node)
+        del node
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_collector_that_somebody_froze_stays_frozen():
+    gc.freeze()
+    try:
+        with calm_collector():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_loop_thread_answers_calls_and_ends_when_it_is_cancelled():

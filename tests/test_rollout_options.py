@@ -128,6 +128,19 @@ def test_groups_with_equal_rewards_are_filtered_and_replaced():
     assert counts.filtered == 4 and counts.admitted == 8
 
 
+def test_the_shares_of_filtered_and_of_stale_groups_are_metrics():
+    class Halves(Env):
+        """Every second group has equal rewards."""
+
+        async def step(self, action):
+            group, member = divmod(self.number, 2)
+            return EnvStepResult("", float(member and group % 2), True)
+
+    run = run_of(3, source=endless(), env=Halves, filter_equal_rewards=True, max_concurrency=1)
+    shares = [(row["filtered_share"], row["stale_share"]) for row in run.wait().metrics]
+    assert shares[0] == (0.5, 0.0) and all(stale == 0.0 for _, stale in shares)
+
+
 def test_a_filter_that_rejects_everything_ends_with_an_error_that_says_so():
     endless = ({"prompt": f"task {i}"} for i in itertools.count())
     with pytest.raises(RunError, match="6 groups in a row had equal rewards and were filtered"):
@@ -166,10 +179,10 @@ def test_two_passes_over_one_list_do_not_change_it():
     assert source == copy
 
 
-def run_of(steps, *, source, learner=None, evaluate_every=0, **config):
+def run_of(steps, *, source, learner=None, evaluate_every=0, env=Env, **config):
     engine = ScriptedEngine("yes", latency_s=0.002)
     options = RolloutConfig(**({"group_size": 2, "groups_per_step": 2} | config))
-    roles = {"agent_class": ModelAgent, "env_class": Env}
+    roles = {"agent_class": ModelAgent, "env_class": env}
 
     def build():
         orchestrator = RolloutOrchestrator(engine, config=options, **roles)

@@ -221,7 +221,8 @@ def test_an_evaluation_counts_solved_tasks_with_an_interval():
     assert (result.success, result.count, result.pass_at_k) == (0.25, 80, 0.25)
     assert result.low == pytest.approx(0.1681, abs=1e-3) and result.high == pytest.approx(0.3548, abs=1e-3)
     assert [t.task.id for t in result.trajectories[:4]] == ["t0", "t0", "t1", "t1"]
-    assert "success 25.0%" in str(result)
+    assert "success 25.0%" in str(result) and "pass@2 25.0% (14.2% to 40.2%)" in str(result)
+    assert (result.pass_at_k_low, result.pass_at_k_high) == pytest.approx((0.1419, 0.4019), abs=1e-4)
 
 
 def test_a_solved_episode_counts_also_where_its_sibling_failed():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +37,9 @@ class Evaluation:
     num_failed: int
     policy_version: int
     success_reward: float = 1.0
+    pass_at_k_low: float = math.nan
+    pass_at_k_high: float = math.nan
+    """95 % Wilson interval of `pass_at_k`, over tasks."""
     trajectories: tuple[Trajectory, ...] = field(repr=False, default=())
 
     @property
@@ -50,7 +54,8 @@ class Evaluation:
 
     def __str__(self) -> str:
         text = f"success {self.success:.1%} (95 % interval {self.low:.1%} to {self.high:.1%}, {self.count} episodes)"
-        more = f", pass@{self.k} {self.pass_at_k:.1%}" if self.k > 1 else ""
+        at_k = f"{self.pass_at_k:.1%} ({self.pass_at_k_low:.1%} to {self.pass_at_k_high:.1%})"
+        more = f", pass@{self.k} {at_k}" if self.k > 1 else ""
         failed = f", {self.num_failed} failed" if self.num_failed else ""
         return f"{text}{more}, mean reward {self.mean_reward:.3f}{failed}"
 
@@ -118,12 +123,16 @@ def _counted(groups: Sequence[TrajectoryGroup], k: int, success_reward: float, v
     played = [t for group in groups for t in group.trajectories]
     count, num_solved = len(played), sum(map(solved, played))
     low, high = interval(num_solved, count)
+    tasks_solved = sum(any(map(solved, group.trajectories)) for group in groups)
+    low_at_k, high_at_k = interval(tasks_solved, len(groups))
     return Evaluation(
         success=num_solved / count,
         low=low,
         high=high,
         count=count,
-        pass_at_k=sum(any(map(solved, g.trajectories)) for g in groups) / len(groups),
+        pass_at_k=tasks_solved / len(groups),
+        pass_at_k_low=low_at_k,
+        pass_at_k_high=high_at_k,
         k=k,
         mean_reward=mean([t.reward for t in played if t.scored]),
         num_failed=sum(not t.scored for t in played),

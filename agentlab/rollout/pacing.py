@@ -25,6 +25,7 @@ class Gate:
         self.closed_s = 0.0
         """Seconds that groups ready to begin have waited for newer weights, up to the last that began."""
         self._outcomes: dict[Outcome, int] = dict.fromkeys(("trained", "stale", "filtered", "failed", "cancelled"), 0)
+        self._told = dict(self._outcomes)
         self._admitted = 0
         self._changed = asyncio.Event()
 
@@ -54,8 +55,15 @@ class Gate:
     def restore(self, progress: Progress) -> None:
         """Go on where a run that is resumed had come to."""
         ended = {outcome: getattr(progress.counts, outcome) for outcome in self._outcomes}
-        self._outcomes, self._admitted = ended, sum(ended.values())
+        self._outcomes, self._told, self._admitted = ended, dict(ended), sum(ended.values())
         self.version = progress.steps
+
+    def shares(self) -> dict[str, float]:
+        """Of the groups that ended since the last call, the shares filtered and dropped for their age."""
+        before, self._told = self._told, dict(self._outcomes)
+        ended = {outcome: count - before[outcome] for outcome, count in self._told.items()}
+        total = max(1, sum(ended.values()))
+        return {"filtered_share": ended["filtered"] / total, "stale_share": ended["stale"] / total}
 
     def advance(self, version: int) -> None:
         """The learner has done `version` updates since the run began."""

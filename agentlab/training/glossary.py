@@ -15,6 +15,7 @@ METRICS: dict[str, str] = {
     "reward/<part>": "mean of one part of the reward, where the reward function names parts",
     "group_std_mean": "mean over groups of the standard deviation of a group's rewards",
     "equal_groups_share": "share of groups whose rewards are all equal: they teach nothing",
+    "filtered_share": "share of the groups ended since the update before that `filter_equal_rewards` dropped",
     "groups": "groups given to the trainer",
     "skipped_groups": "of them with nothing to learn: every advantage is 0",
     "trajectories": "trajectories that count in the loss",
@@ -45,6 +46,7 @@ METRICS: dict[str, str] = {
     # age, and agreement of engine and trainer
     "staleness_mean": "updates between the weights that sampled a token and these",
     "staleness_max": "its largest value; at most `max_off_policy_steps`",
+    "stale_share": "share of the groups ended since the update before that were dropped for their age",
     "logprob_gap_mean": "|trainer's - sampler's log-probability| of a token; about 1e-4 at equal weights",
     "logprob_gap_max": "its largest value",
     "logprob_gap_alarm": "1 where the mean gap is above 0.05 nats though these very weights sampled every token",
