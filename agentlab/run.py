@@ -10,7 +10,7 @@ import math
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class Session:
     def __init__(self, name: str, parts: Parts, tasks: Tasks, steps: int):
         self.name, self.parts, self.tasks, self.steps = name, parts, tasks, steps
         self.status: RunStatus = "starting"
+        self._settings = asdict(parts.orchestrator.config)
         self.start_ns = now_ns()
         done = parts.record or RunRecord(version=0)
         self.metrics: list[Mapping[str, float]] = list(done.metrics)
@@ -243,6 +244,7 @@ class Session:
             episodes=orchestrator.in_flight(),
             queue_depth=orchestrator.queue_depth,
             max_concurrency=orchestrator.config.max_concurrency,
+            settings=self._settings,
             failures=orchestrator.failures,
             notes=tuple(notes),
         )
@@ -270,12 +272,14 @@ class Run:
         self._last = RunSnapshot(name=name, status="starting", step=0, steps=steps, start_ns=now_ns(), now_ns=now_ns())
         self._listeners: list[Callable[[RunSnapshot], None]] = []
         self._error: BaseException | None = None
+        self._tokenizer: Any = None
         self._ended = False
 
         async def main() -> None:
             try:
                 gc.collect()  # what earlier runs left in cycles, before a run sets aside what exists (calm_collector)
                 self._session = Session(name, build(), tasks, steps)
+                self._tokenizer = self._session.parts.engine.tokenizer
                 self._session.listeners = self._listeners
                 await first_error(self._session.main)
             except BaseException as error:  # kept for wait(), which raises it on the main thread
@@ -424,13 +428,22 @@ class Run:
 
     # -- displays: loaded when asked for -----------------------------------------------------------
 
-    def timeline(self, **options: Any) -> Any:
-        """Matplotlib axes: what was busy when."""
-        return _viz().timeline(self.spans(), **options)
+    def timeline(self, start: float | None = None, stop: float | None = None, **options: Any) -> Any:
+        """Matplotlib axes: what was busy when, from `start` to `stop` seconds after the run began."""
+        return _viz().timeline(self.all_spans(), start=start, stop=stop, **options)
 
     def diagnose(self) -> Any:
         """What waited for what, in words and numbers, and what to change."""
         return _viz().diagnose(self.snapshot(), self.spans())
+
+    def report(self, path: str | Path, **options: Any) -> Path:
+        """Write one HTML file with curves, timeline, verdict, configuration and sample trajectories."""
+        return _viz().report(self, path, **options)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's, which turns token ids into text; None before the engine is built."""
+        return self._tokenizer
 
     def dashboard(self) -> Any:
         """The live dashboard of this run."""

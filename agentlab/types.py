@@ -355,6 +355,8 @@ class RunSnapshot:
     queue_depth: int = 0
     """Finished groups that wait for the learner."""
     max_concurrency: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Every option of the run by its name."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed episodes by stage."""
     error: str | None = None

@@ -51,7 +51,7 @@ def test_ticks_give_what_counting_the_whole_minute_gives(rows, num_ticks):
     assert view.found.stop_ns == stop_ns
     assert stop_ns - view.found.start_ns <= 62 * SECOND
     assert view.found.busy_s == pytest.approx(whole.busy_s, abs=1e-6)
-    assert dict(view.found.idle) == pytest.approx({k: v for k, v in whole.idle.items()}, abs=1e-6)
+    assert dict(view.found.idle) == pytest.approx(dict(whole.idle), abs=1e-6)
 
 
 def test_the_account_covers_the_window_also_when_nobody_looked_for_long():

@@ -6,6 +6,7 @@ Reading is safe from any thread at any time.
 
 from agentlab.tracing.accounting import DEVICE_STAGES, Account, account
 from agentlab.tracing.perfetto import save_trace
+from agentlab.tracing.reasons import reasons
 from agentlab.tracing.spans import STAGES, Reading, Span, Stage
 from agentlab.tracing.table import SpanTable
 from agentlab.tracing.tracer import (
@@ -13,6 +14,7 @@ from agentlab.tracing.tracer import (
     annotated,
     counter,
     counters,
+    disabled,
     follow_spans,
     follow_table,
     now_ns,
@@ -39,10 +41,12 @@ __all__ = [
     "annotated",
     "counter",
     "counters",
+    "disabled",
     "follow_spans",
     "follow_table",
     "now_ns",
     "open_spans",
+    "reasons",
     "record",
     "save_trace",
     "separate",

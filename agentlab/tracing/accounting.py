@@ -91,14 +91,19 @@ def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop
     table = SpanTable.of(spans)
     table = table.where(table.end_ns > table.start_ns)
     start, stop = _window(table, start_ns, stop_ns)
-    sweep = _Sweep(table.within(start, stop), start, stop)
-    on_device: dict[Stage, np.ndarray] = {stage: sweep.active(stage) for stage in DEVICE_STAGES}
-    together = sum(on_device.values(), sweep.nowhere)
+    sweep = Sweep(table.within(start, stop), start, stop)
+    together = device_pieces(sweep)
     busy: dict[Stage, float] = {
-        stage: sweep.seconds(count / np.maximum(together, 1)) for stage, count in on_device.items()
+        stage: sweep.seconds(sweep.active(stage) / np.maximum(together, 1)) for stage in DEVICE_STAGES
     }
-    idle = _causes(sweep, together == 0)
-    return Account(start, stop, sweep.seconds(together > 0), busy, idle)
+    idle = {cause: sweep.seconds(share) for cause, share in causes_of(sweep, together == 0).items()}
+    ordered = sorted(((cause, seconds) for cause, seconds in idle.items() if seconds > 0), key=lambda item: -item[1])
+    return Account(start, stop, sweep.seconds(together > 0), busy, dict(ordered))
+
+
+def device_pieces(sweep: "Sweep") -> np.ndarray:
+    """[pieces] how many executions are under way."""
+    return sum((sweep.active(stage) for stage in DEVICE_STAGES), sweep.nowhere)
 
 
 def joined(accounts: Iterable[Account]) -> Account:
@@ -121,7 +126,7 @@ def _window(table: SpanTable, start_ns: int | None, stop_ns: int | None) -> tupl
     return start_ns, max(start_ns, stop_ns)
 
 
-class _Sweep:
+class Sweep:
     """Time cut at every start and end, so that nothing changes within a piece."""
 
     def __init__(self, table: SpanTable, start_ns: int, stop_ns: int):
@@ -129,7 +134,7 @@ class _Sweep:
         cuts, places = np.unique(moments, return_inverse=True)
         self._lengths_ns = np.diff(cuts).astype(np.float64)
         self.nowhere = np.zeros(len(self._lengths_ns), np.int64)
-        order = np.argsort(table.stages, kind="stable")
+        order = self._order = np.argsort(table.stages, kind="stable")
         self._bounds = np.searchsorted(table.stages[order], np.arange(len(STAGE_CODES) + 1))
         self._starts, self._ends = places[: len(table)][order], places[len(table) : 2 * len(table)][order]
         self._counted: dict[str, np.ndarray] = {}
@@ -139,43 +144,48 @@ class _Sweep:
         counts = [self._active(stage) for stage in stages]
         return counts[0] if len(counts) == 1 else sum(counts, self.nowhere)
 
+    def active_rows(self, rows: np.ndarray) -> np.ndarray:
+        """[pieces] how many of these rows of the table, [n] bool, are under way in each piece."""
+        mine = rows[self._order]
+        return self._count(self._starts[mine], self._ends[mine])
+
     def _active(self, stage: str) -> np.ndarray:
         if stage not in self._counted:
             mine = slice(self._bounds[STAGE_CODES[stage]], self._bounds[STAGE_CODES[stage] + 1])
-            pieces = len(self._lengths_ns)
-            if mine.start == mine.stop:
-                self._counted[stage] = self.nowhere
-            else:
-                changes = np.bincount(self._starts[mine], minlength=pieces + 1)
-                changes -= np.bincount(self._ends[mine], minlength=pieces + 1)
-                self._counted[stage] = np.cumsum(changes)[:pieces]
+            empty = mine.start == mine.stop
+            self._counted[stage] = self.nowhere if empty else self._count(self._starts[mine], self._ends[mine])
         return self._counted[stage]
+
+    def _count(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        pieces = len(self._lengths_ns)
+        changes = np.bincount(starts, minlength=pieces + 1) - np.bincount(ends, minlength=pieces + 1)
+        return np.cumsum(changes)[:pieces]
 
     def seconds(self, share: np.ndarray) -> float:
         """Seconds of the pieces, each weighted by its share in [0, 1]."""
         return float((self._lengths_ns * share).sum()) / 1e9 if share.any() else 0.0
 
 
-def _causes(sweep: _Sweep, gap: np.ndarray) -> dict[Cause, float]:
-    found: dict[Cause, float] = {}
+def causes_of(sweep: Sweep, gap: np.ndarray) -> dict[Cause, np.ndarray]:
+    """By cause, [pieces] the share that it takes of each piece of a gap, [pieces] bool; they sum to the gap."""
+    found: dict[Cause, np.ndarray] = {}
     for cause, stages in _RANKS:
-        here = gap & (sweep.active(*stages) > 0)
-        found[cause] = sweep.seconds(here)
-        gap = gap & ~here
-    waits = _waits(sweep)
+        found[cause] = gap & (sweep.active(*stages) > 0)
+        gap = gap & ~found[cause]
+    waits = waits_of(sweep)
     total = sum(waits.values(), sweep.nowhere)
     for cause, count in waits.items():
-        found[cause] = sweep.seconds(np.where(gap, count / np.maximum(total, 1), 0.0))
+        found[cause] = np.where(gap, count / np.maximum(total, 1), 0.0)
     gap = gap & (total == 0)
     for cause, stages in _LAST:
         here = gap & (sweep.active(*stages) > 0)
-        found[cause] = found.get(cause, 0.0) + sweep.seconds(here)
+        found[cause] = np.where(here, 1.0, found[cause]) if cause in found else here
         gap = gap & ~here
-    found["nothing"] = sweep.seconds(gap)
-    return dict(sorted(((c, s) for c, s in found.items() if s > 0), key=lambda item: -item[1]))
+    found["nothing"] = gap
+    return found
 
 
-def _waits(sweep: _Sweep) -> dict[Cause, np.ndarray]:
+def waits_of(sweep: Sweep) -> dict[Cause, np.ndarray]:
     """[pieces] episodes that wait outside the model, by what they wait for."""
     tools, rewards = sweep.active("tool"), sweep.active("reward")
     return {

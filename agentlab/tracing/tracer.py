@@ -217,6 +217,30 @@ def annotated(annotate: Callable[[str], contextlib.AbstractContextManager[Any]])
         _annotate = None
 
 
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+    """Record nothing in the body, on all threads; only to measure what recording costs.
+
+    Spans still read the clock, because the engine plans by it.
+    """
+    global _append
+    before = span.__enter__, span.__exit__, _append, _counters.append
+
+    def enter(self: span) -> span:
+        self.start_ns = _clock()
+        return self
+
+    def leave(self: span, *_: Any) -> None:
+        self.end_ns = _clock()
+
+    span.__enter__, span.__exit__ = enter, leave  # pyright: ignore[reportAttributeAccessIssue]
+    _append = _counters.append = lambda record: None
+    try:
+        yield
+    finally:
+        span.__enter__, span.__exit__, _append, _counters.append = before  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _as_spans(rows: Iterable[tuple[str, list[tuple[Any, ...]]]], since_ns: int) -> tuple[Span, ...]:
     found = [
         Span(stage, start_ns, end_ns, thread, {**context, **tags} if tags else context)

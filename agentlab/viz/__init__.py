@@ -8,20 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentlab.viz.episode import show_trajectory
-    from agentlab.viz.learning import curves
+    from agentlab.viz.learning import compare, curves
     from agentlab.viz.live import Dashboard, dashboard, watch
     from agentlab.viz.previews import Preview, preview
+    from agentlab.viz.report import report
     from agentlab.viz.timing import timeline, timelines
     from agentlab.viz.verdict import Verdict, diagnose
+    from agentlab.viz.waits import episodes
 
 __all__ = [
     "Dashboard",
     "Preview",
     "Verdict",
+    "compare",
     "curves",
     "dashboard",
     "diagnose",
     "preview",
+    "episodes",
+    "report",
     "show_trajectory",
     "timeline",
     "timelines",
@@ -31,11 +36,14 @@ __all__ = [
 _HOMES = {
     "Dashboard": "live",
     "Verdict": "verdict",
+    "compare": "learning",
     "curves": "learning",
     "dashboard": "live",
     "Preview": "previews",
     "diagnose": "verdict",
     "preview": "previews",
+    "episodes": "waits",
+    "report": "report",
     "show_trajectory": "episode",
     "timeline": "timing",
     "timelines": "timing",

@@ -61,3 +61,19 @@ CAUSE_COLORS: dict[Cause, str] = {
     "data": STAGE_COLORS["data"],
     "nothing": "#DDDDDD",
 }
+
+EPISODE_COLORS: dict[str, str] = {
+    "slot": STAGE_COLORS["queueing"],
+    "prefill": STAGE_COLORS["prefill"],
+    "decode": STAGE_COLORS["decode"],
+    "engine": STAGE_COLORS["model_call"],
+    "tool": STAGE_COLORS["tool"],
+    "environment": STAGE_COLORS["step"],
+    "reward": STAGE_COLORS["reward"],
+    "agent": STAGE_COLORS["agent"],
+    "other": "#DDDDDD",
+}
+"""What an episode's time goes into; slot is the wait for one."""
+
+RUN_COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, GREY)
+"""Of runs that are compared, in their order."""

@@ -1,10 +1,12 @@
 """Spans as a picture of lanes: one column of pixels per slice of time, whatever the number of spans."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.colors import to_rgb
 
+from agentlab.errors import ConfigError, nearest
 from agentlab.tracing import Stage
 from agentlab.tracing.accounting import DEVICE_STAGES
 from agentlab.tracing.table import STAGE_CODES, SpanTable
@@ -120,6 +122,21 @@ def paint_lanes(flight: np.ndarray, lanes: tuple[Lane, ...], *, rows_per_lane: i
 def lanes_of(table: SpanTable) -> tuple[Lane, ...]:
     """All lanes, without the optional ones of which nothing was recorded."""
     return tuple(lane for lane in LANES if not lane.optional or len(table.only(*lane.stages)))
+
+
+def lanes_named(lanes: Iterable[Lane | str] | None) -> tuple[Lane, ...]:
+    """Lanes given by a person, some of them by label.
+
+    Raises:
+        ConfigError: a label is unknown; the nearest is named.
+    """
+    if isinstance(lanes, str):
+        lanes = (lanes,)
+    known = {lane.label: lane for lane in LANES}
+    for lane in lanes or ():
+        if not isinstance(lane, Lane) and lane not in known:
+            raise ConfigError(f"There is no lane {lane!r}.{nearest(str(lane), known)}")
+    return tuple(lane if isinstance(lane, Lane) else known[lane] for lane in lanes or ())
 
 
 def device_stages_of(table: SpanTable) -> tuple[Stage, ...]:

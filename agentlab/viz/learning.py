@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from agentlab.viz.colors import BLUE, GREY, VERMILION
+from agentlab.errors import ConfigError
+from agentlab.viz.colors import BLUE, GREY, RUN_COLORS, VERMILION
+from agentlab.viz.sources import HasMetrics
 
 _SMOOTH = 8
 
 
 def curves(
-    metrics: Sequence[Mapping[str, float]],
+    metrics: Sequence[Mapping[str, float]] | HasMetrics,
     evaluations: Sequence[Mapping[str, float]] = (),
     *,
     ax: Axes | None = None,
@@ -21,27 +24,56 @@ def curves(
     """Draw the mean reward of each update, its moving mean, and evaluations with intervals.
 
     Args:
-        metrics: A run's rows, with "step" and "reward_mean".
-        evaluations: Rows of "step", "success", "low", "high" and "count", as in `RunSnapshot`.
+        metrics: A run; or its rows, with "step" and "reward_mean".
+        evaluations: Rows of "step", "success", "low", "high" and "count", as in `RunSnapshot`; those
+            of the run where one is given.
         ax: Where to draw; by default a new figure.
     """
+    if isinstance(metrics, HasMetrics):
+        metrics, evaluations = metrics.metrics, metrics.evaluations
     ax = ax or _new_axes()
     steps, rewards = reward_points(metrics)
     if steps:
         ax.plot(steps, rewards, color=GREY, linewidth=0.8, marker=".", markersize=3, label="training reward")
         ax.plot(steps, moving_mean(rewards), color=BLUE, linewidth=2, label=f"mean of {_SMOOTH} updates")
     if evaluations:
-        at = [row["step"] for row in evaluations]
-        success = [row["success"] for row in evaluations]
-        below = [row["success"] - row["low"] for row in evaluations]
-        above = [row["high"] - row["success"] for row in evaluations]
         label = f"evaluation, 95 % of {round(evaluations[-1]['count'])} tasks"
-        ax.errorbar(at, success, yerr=(below, above), color=VERMILION, fmt="o-", capsize=3, markersize=4, label=label)
+        _draw_evaluations(ax, evaluations, VERMILION, label)
     if steps or evaluations:
-        ax.legend(fontsize=8, frameon=False)
+        ax.legend(fontsize=10, frameon=False)
     else:
         ax.set_title("No updates yet")
-    ax.set(xlabel="update", ylabel="reward")
+    return _finished(ax)
+
+
+def compare(runs: Mapping[str, HasMetrics], *, ax: Axes | None = None) -> Axes:
+    """Draw several runs' moving mean rewards and evaluations in one picture, e.g. `{"lead 0": a, "lead 1": b}`.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    if not runs:
+        raise ConfigError('compare needs at least one entry like {"name": run}, got none.')
+    ax = ax or _new_axes()
+    for (name, run), color in zip(runs.items(), cycle(RUN_COLORS), strict=False):
+        steps, rewards = reward_points(run.metrics)
+        ax.plot(steps, moving_mean(rewards), color=color, linewidth=2, label=name)
+        if run.evaluations:
+            _draw_evaluations(ax, run.evaluations, color, None)
+    ax.set_title(f"mean of {_SMOOTH} updates; dots: evaluation, 95 %", loc="left", fontsize=10)
+    ax.legend(fontsize=10, frameon=False)
+    return _finished(ax)
+
+
+def _draw_evaluations(ax: Axes, rows: Sequence[Mapping[str, float]], color: str, label: str | None) -> None:
+    at, success = [row["step"] for row in rows], [row["success"] for row in rows]
+    around = ([row["success"] - row["low"] for row in rows], [row["high"] - row["success"] for row in rows])
+    ax.errorbar(at, success, yerr=around, color=color, fmt="o-", capsize=3, markersize=4, linewidth=1, label=label)
+
+
+def _finished(ax: Axes) -> Axes:
+    ax.set_xlabel("update", fontsize=10)
+    ax.set_ylabel("reward", fontsize=10)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)

@@ -1,36 +1,32 @@
 """Timelines: what was busy when, one lane per kind of work."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from agentlab.errors import ConfigError
-from agentlab.tracing import Span, Stage, account
+from agentlab.tracing import Stage, account
 from agentlab.tracing.table import SpanTable
 from agentlab.viz.colors import STAGE_COLORS
-from agentlab.viz.lanes import Lane, LanePicture, device_stages_of, draw_lanes, lanes_of
+from agentlab.viz.lanes import Lane, LanePicture, device_stages_of, draw_lanes, lanes_named, lanes_of
+from agentlab.viz.sources import SpanSource, spans_of
 
 _PIXELS = 1200
 _INCHES_PER_LANE = 0.36
-
-
-@runtime_checkable
-class HasSpans(Protocol):
-    """A run, or anything else that gives its spans."""
-
-    def spans(self) -> Iterable[Span]: ...
+_FONT = 10
+"""Points, in a figure of 6 inches: 8 pixels where a phone shows it 360 pixels wide."""
 
 
 def timeline(
-    spans: Iterable[Span] | SpanTable | HasSpans,
+    spans: SpanSource,
     *,
     ax: Axes | None = None,
     start: float | None = None,
     stop: float | None = None,
-    lanes: tuple[Lane, ...] | None = None,
+    lanes: Iterable[Lane | str] | None = None,
 ) -> Axes:
     """Draw spans over time. A lane with several spans at once is darker the more are in flight.
 
@@ -38,13 +34,14 @@ def timeline(
         spans: Spans in any order, or a run.
         ax: Where to draw; by default a new figure.
         start, stop: Window in seconds since the first span; by default all of it.
-        lanes: Rows to draw; by default all of which anything was recorded.
+        lanes: Rows to draw, by label such as "device" or "tools", or as `Lane`; by default all of
+            which anything was recorded.
 
     Raises:
-        ConfigError: the window is empty.
+        ConfigError: the window is empty, or a lane is unknown.
     """
-    table = SpanTable.of(_spans_of(spans))
-    rows = lanes or lanes_of(table)
+    table = SpanTable.of(spans_of(spans))
+    rows = lanes_named(lanes) or lanes_of(table)
     if ax is None:
         ax = _new_axes(1, len(rows))[0]
     return _timeline(ax, table, rows, start, stop)
@@ -64,12 +61,12 @@ def _timeline(ax: Axes, table: SpanTable, rows: tuple[Lane, ...], start: float |
     window = origin_ns + round(start_s * 1e9), origin_ns + round(stop_s * 1e9)
     _draw(ax, draw_lanes(table, *window, rows, pixels=_PIXELS), start_s, stop_s)
     found = account(table, *window)
-    ax.set_title(f"device busy {found.utilisation:.0%} of {found.duration_s:.1f} s", loc="left", fontsize=10)
+    ax.set_title(f"device busy {found.utilisation:.0%} of {found.duration_s:.1f} s", loc="left", fontsize=_FONT, pad=20)
     _add_legend(ax, device_stages_of(table))
     return ax
 
 
-def timelines(runs: Mapping[str, Iterable[Span] | HasSpans], **options: Any) -> list[Axes]:
+def timelines(runs: Mapping[str, SpanSource], **options: Any) -> list[Axes]:
     """Timelines under each other with the same seconds per inch, e.g. `{"synchronous": a, "one ahead": b}`.
 
     Args:
@@ -81,28 +78,24 @@ def timelines(runs: Mapping[str, Iterable[Span] | HasSpans], **options: Any) -> 
     """
     if not runs:
         raise ConfigError('timelines needs at least one entry like {"name": run}, got none.')
-    tables = {name: SpanTable.of(_spans_of(run)) for name, run in runs.items()}
-    rows = options.pop("lanes", None) or lanes_of(SpanTable.join(tables.values()))
+    tables = {name: SpanTable.of(spans_of(run)) for name, run in runs.items()}
+    rows = lanes_named(options.pop("lanes", None)) or lanes_of(SpanTable.join(tables.values()))
     axes = _new_axes(len(tables), len(rows))
     longest = 0.0
     for ax, (name, table) in zip(axes, tables.items(), strict=True):
         timeline(table, ax=ax, lanes=rows, **options)
-        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", fontsize=10)
+        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", fontsize=_FONT, pad=20)
         longest = max(longest, ax.get_xlim()[1])
     for ax in axes:
         ax.set_xlim(right=longest)
     return axes
 
 
-def _spans_of(source: Iterable[Span] | SpanTable | HasSpans) -> Iterable[Span] | SpanTable:
-    return source.spans() if isinstance(source, HasSpans) else source
-
-
 def _new_axes(count: int, num_lanes: int) -> list[Axes]:
     from matplotlib import pyplot
 
     height = count * (1.0 + _INCHES_PER_LANE * num_lanes)
-    _, axes = pyplot.subplots(count, 1, figsize=(9, height), squeeze=False, layout="constrained")
+    _, axes = pyplot.subplots(count, 1, figsize=(6, height), squeeze=False, layout="constrained")
     return list(axes[:, 0])
 
 
@@ -112,7 +105,8 @@ def _draw(ax: Axes, picture: LanePicture, start_s: float, stop_s: float) -> None
     ax.imshow(picture.image, aspect="auto", interpolation="nearest", extent=extent)
     ax.set_yticks(np.arange(num_lanes) + 0.5, lane_labels(picture))
     ax.tick_params(axis="y", length=0)
-    ax.set_xlabel("time (s)")
+    ax.tick_params(labelsize=_FONT)
+    ax.set_xlabel("time (s)", fontsize=_FONT)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
 
@@ -126,5 +120,5 @@ def lane_labels(picture: LanePicture) -> list[str]:
 def _add_legend(ax: Axes, stages: tuple[Stage, ...]) -> None:
     if stages:
         patches = [Patch(color=STAGE_COLORS[stage], label=stage.replace("_", " ")) for stage in stages]
-        place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.3}
-        ax.legend(handles=patches, ncol=len(patches), fontsize=8, frameon=False, handlelength=1, **place)
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1, "columnspacing": 1.0}
+        ax.legend(handles=patches, ncol=len(patches), fontsize=_FONT, frameon=False, handlelength=0.8, **place)

@@ -3,11 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from agentlab.tracing import Account, Span, Stage, account
+from agentlab.tracing import Account, Span, Stage, account, reasons
 from agentlab.tracing.accounting import Cause
 from agentlab.types import RunSnapshot
+from agentlab.viz.prediction import Outlook, Prediction, outlook
+from agentlab.viz.workload import workload_of
 
 _WORTH_SAYING = 0.02
 """Smaller shares of the time are left out."""
@@ -49,6 +51,12 @@ class Verdict:
     """Share of the time by what the idle device waited for, largest first."""
     findings: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    """Share of the time by what kept the device idle, largest first, told apart further: see `tracing.reasons`."""
+    predictions: tuple[Prediction, ...] = ()
+    """What changes of settings would bring, computed from the trace, best last."""
+    ceiling: Prediction | None = None
+    """The most that asynchrony can reach with this engine and learner; None if the trace does not tell."""
 
     def __str__(self) -> str:
         lines = [self.sentence, *(f"  - {text}" for text in self.findings)]
@@ -59,7 +67,11 @@ class Verdict:
 
 
 def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | None = None) -> Verdict:
-    """Say where device time went.
+    """Say where device time went, and what to change.
+
+    Predictions replay the load that was measured under other settings; they are made where the run
+    says how it is configured, enough episodes have ended, and a replay under the settings as they
+    are agrees with what was measured.
 
     Args:
         snapshot: The run as it is.
@@ -71,12 +83,69 @@ def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | N
     shares = found.idle_shares if found.duration_s else {}
     if not found.busy_s:
         return Verdict(sentence(found), 0.0, shares, _findings(snapshot, spans))
+    why = reasons(spans, found.start_ns, found.stop_ns, max_concurrency=_places(snapshot))
+    why = {reason: seconds / found.duration_s for reason, seconds in why.items()}
+    load = workload_of(snapshot, spans, found)
+    seen = load if isinstance(load, str) else outlook(load, found)
+    told = () if isinstance(seen, str) else seen.changes
     return Verdict(
         sentence(found),
         found.utilisation,
         shares,
-        _findings(snapshot, spans),
-        _advice(snapshot, found, shares),
+        (*_because(why, spans, snapshot), *_findings(snapshot, spans), *_limits(seen)),
+        (*(f"{change}." for change in told), *_advice(snapshot, found, shares, predicted=not isinstance(seen, str))),
+        why,
+        told,
+        None if isinstance(seen, str) else seen.ceiling,
+    )
+
+
+def _places(snapshot: RunSnapshot) -> int:
+    """Episodes that can be in flight at once: the tail of a batch is where fewer are."""
+    names = ("group_size", "groups_per_step", "max_off_policy_steps")
+    if any(name not in snapshot.settings for name in names):
+        return 0
+    size, groups, lead = (snapshot.settings[name] for name in names)
+    return min(snapshot.max_concurrency, size * groups * (1 + lead))
+
+
+def _because(why: Mapping[str, float], spans: Sequence[Span], snapshot: RunSnapshot) -> tuple[str, ...]:
+    """The reasons for idle time with their numbers, largest first."""
+    slow = {name.lower(): (p95, calls) for name, _, p95, calls in _slowest(spans)}
+    places, lines = _places(snapshot), []
+    for reason, share in why.items():
+        if share < _WORTH_SAYING or not places:
+            continue
+        p95, calls = slow.get(reason.lower(), (0.0, 0))
+        timed = f" (p95 {p95:.1f} s over {calls} calls)" if calls else ""
+        few = f" with all {places} episodes in flight: too few episodes" if _is_wait(reason) else ""
+        lines.append(f"Idle {share:.0%}: {_REASONS.get(reason, reason)}{timed}{few}.")
+    waits = [row["wait_batch_s"] for row in snapshot.metrics if "wait_batch_s" in row]
+    whole = [row["wait_batch_s"] + row["update_s"] for row in snapshot.metrics if "wait_batch_s" in row]
+    if waits and sum(whole):
+        lines.append(f"The learner waits for groups {sum(waits) / sum(whole):.0%} of its time.")
+    return tuple(lines)
+
+
+def _is_wait(reason: str) -> bool:
+    return reason.startswith("tool") or reason in ("environment", "reset", "reward", "agent")
+
+
+_REASONS = {
+    "long tail": "long tail, the last episodes of a batch are waited for and no other may start",
+    "policy": "the engine waits for the policy, no episode may start before the update ends",
+    "learner": "the learner's own work on the host",
+    "engine": "the engine's own work on the host",
+    "nothing": "nothing to do, no episode and no update in flight",
+}
+
+
+def _limits(seen: Outlook | str) -> tuple[str, ...]:
+    if isinstance(seen, str):
+        return (f"No prediction: {seen}.",) if "configured" not in seen else ()
+    top = seen.ceiling
+    return (
+        f"The most that asynchrony can reach here: device busy {1 - top.idle:.0%}, {top.speedup:.1f} times as fast.",
     )
 
 
@@ -130,10 +199,15 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
 
 
-def _advice(snapshot: RunSnapshot, found: Account, shares: Mapping[Cause, float]) -> tuple[str, ...]:
+def _advice(
+    snapshot: RunSnapshot, found: Account, shares: Mapping[Cause, float], *, predicted: bool
+) -> tuple[str, ...]:
+    """By cause; without what predictions with numbers say already."""
     if found.utilisation >= _WELL_USED:
         return ("Nothing: the device is the bottleneck. A faster device, or fewer tokens per episode, would help.",)
-    advice = {cause: _change(cause, snapshot, found) for cause, share in shares.items() if share >= 0.05}
+    told = ("tool", "environment", "reset", "reward", "nothing", "learner") if predicted else ()
+    large = [cause for cause, share in shares.items() if share >= 0.05 and cause not in told]
+    advice = {cause: _change(cause, snapshot, found) for cause in large}
     return tuple(dict.fromkeys(text for text in advice.values() if text))
 
 
