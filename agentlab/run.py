@@ -4,7 +4,6 @@ import asyncio
 import collections
 import contextlib
 import gc
-import heapq
 import importlib
 import math
 import sys
@@ -388,23 +387,14 @@ class Run:
 
         While the run lives, spans that are under way are among them, as if they ended now.
         """
-        last = self.snapshot()
-        found = [s for s in tracing.spans(last.start_ns) if s.start_ns <= last.now_ns]
-        return (*found, *self._under_way(last))
+        return self._window().newest()
 
     def all_spans(self) -> Iterator[tracing.Span]:
         """What was traced since the run began, until it ended, by start; also what is kept on disk.
 
         Given one after the other, so that a run of many days needs little memory.
         """
-        last = self.snapshot()
-        late = iter(self._under_way(last))
-        found = (s for s in tracing.all_spans(last.start_ns) if s.start_ns <= last.now_ns)
-        return heapq.merge(found, late, key=lambda span: span.start_ns)
-
-    def _under_way(self, last: RunSnapshot) -> tuple[tracing.Span, ...]:
-        ended = self._ended or last.status in ("finished", "stopped", "failed")
-        return () if ended else tuple(s for s in tracing.open_spans() if s.start_ns >= last.start_ns)
+        return self._window().everything()
 
     def save_metrics(self, path: str | Path) -> Path:
         """Write one JSON object per update and line; NaN becomes null."""
@@ -416,9 +406,8 @@ class Run:
 
     def save_trace(self, path: str | Path) -> Path:
         """Write a trace that opens in ui.perfetto.dev."""
-        last = self.snapshot()
-        counters = [reading for reading in tracing.counters(last.start_ns) if reading.time_ns <= last.now_ns]
-        return tracing.save_trace(path, self.all_spans(), counters)
+        window = self._window()
+        return tracing.save_trace(path, window.everything(), window.counters())
 
     def add_listener(self, listener: Callable[[RunSnapshot], None]) -> None:
         """Call `listener(snapshot)` on the loop thread about once a second, and once at the end."""
@@ -464,6 +453,10 @@ class Run:
         return f"<Run {self.name!r}: {now.status}, step {now.step} of {now.steps}{reward}>"
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _window(self) -> tracing.Window:
+        last = self.snapshot()
+        return tracing.Window(last.start_ns, last.now_ns, live=not self._ended)
 
     async def _awaited(self) -> "Run":
         while not self.done:

@@ -111,7 +111,7 @@ def redraw(per_minute: int, ticks: int) -> tuple[float, float, float]:
     with separate(clock=lambda: observed.now_ns):
         view = Dashboard(observed)
         images = view.face.images
-        before = {name: b"" for name in images}
+        before = dict.fromkeys(images, b"")
         for tick in range(ticks):
             _trace_a_second(observed.now_ns, per_minute // 60)
             observed.now_ns += SECOND

@@ -27,6 +27,7 @@ from agentlab.tracing.tracer import (
     spilled,
     tagged,
 )
+from agentlab.tracing.window import Window
 
 __all__ = [
     "DEVICE_STAGES",
@@ -36,6 +37,7 @@ __all__ = [
     "Span",
     "SpanTable",
     "Stage",
+    "Window",
     "account",
     "all_spans",
     "annotated",
