@@ -139,18 +139,12 @@ def _trace_a_second(now_ns: int, count: int) -> None:
 
 def timeline_s(count: int, repeats: int = 5) -> float:
     """Seconds of a timeline, its figure drawn."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     from agentlab.viz import timeline
 
     some = tuple(made_spans(count))
 
     def draw() -> None:
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        timeline(some, ax=figure.subplots())
-        canvas.draw()
+        timeline(some).figure.canvas.draw()
 
     draw()
     return statistics.median(timeit.repeat(draw, number=1, repeat=repeats))
