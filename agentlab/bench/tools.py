@@ -7,7 +7,7 @@ so does one call alone, asked from one thread.
 Added latency: episodes of 32 tool calls on an engine that answers at once, so that nothing but
 orchestration takes time: from the model's answer to the next question, without the tool's own time. That
 is reading the call, the way to the worker and back, and encoding the answer for the model. One episode
-at a time; then 32 at once, whose tool takes 0.25 s, as many calls as keep the loop about a tenth busy.
+at a time; then 32 at once, whose tool takes 0 to 0.5 s, evenly drawn: 128 calls a second.
 The median over episodes counts. The time of the scripted model is subtracted as the trajectory has it.
 
 Parsers: see `agentlab.bench.parsing`.
@@ -15,10 +15,12 @@ Parsers: see `agentlab.bench.parsing`.
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 from agentlab.agents import ToolAgent
 from agentlab.bench import parsing
@@ -27,7 +29,8 @@ from agentlab.environments import ToolEnvironment
 from agentlab.inference import ScriptedEngine
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator
 from agentlab.rollout.serving import run_served
-from agentlab.tools import SandboxPool, Slow
+from agentlab.tools import SandboxPool
+from agentlab.tools.sandbox_walls import WallName
 from agentlab.types import Task, Trajectory
 
 STRETCHES = 5
@@ -35,7 +38,8 @@ THREADS = 2
 CALLS_PER_S = 50.0
 ADDED_MS = 2.0
 TURNS = 32
-PROGRAMS = {"python": "print(6 * 7)", "bash": "echo 42"}
+Language = Literal["python", "bash"]
+PROGRAMS: dict[Language, str] = {"python": "print(6 * 7)", "bash": "echo 42"}
 CALL = f"<tool_call>\n{json.dumps({'name': 'echo', 'arguments': {'text': 'hello'}})}\n</tool_call>"
 
 
@@ -51,7 +55,8 @@ def run(arguments: Sequence[str]) -> list[Row]:
 def sandbox_rows(calls: int) -> list[Row]:
     """Calls per second of each language, behind the best walls and, if those are another kind, without bubblewrap."""
     rows: list[Row] = []
-    kinds = ["auto"] if SandboxPool(1).walls.name == "subprocess" else ["bubblewrap", "subprocess"]
+    contained = SandboxPool(1).walls.name == "bubblewrap"
+    kinds: list[WallName] = ["bubblewrap", "subprocess"] if contained else ["auto"]
     for kind in kinds:
         with SandboxPool(THREADS, walls=kind) as pool:
             for language, program in PROGRAMS.items():
@@ -61,7 +66,7 @@ def sandbox_rows(calls: int) -> list[Row]:
     return rows
 
 
-def speed_of(pool: SandboxPool, language: str, program: str, calls: int) -> tuple[float, float]:
+def speed_of(pool: SandboxPool, language: Language, program: str, calls: int) -> tuple[float, float]:
     """(calls per second of all threads, milliseconds of one call alone), medians."""
 
     def call(_: int) -> float:
@@ -88,7 +93,14 @@ def echo(text: str) -> str:
 def latency_rows(episodes: int) -> list[Row]:
     """What a tool call takes longer than the tool and the model."""
     alone = [added_ms(t) for t in played(echo, episodes, concurrency=1)]
-    busy = [added_ms(t) for t in played(Slow(echo, 0.25), 32, concurrency=32)]
+    rng = random.Random(0)
+
+    def ask(text: str) -> str:
+        """Say it again, later."""
+        time.sleep(rng.uniform(0, 0.5))
+        return text
+
+    busy = [added_ms(t) for t in played(ask, 32, concurrency=32)]
     return [
         Row.at_most("added per tool call, one episode", statistics.median(alone), ADDED_MS, "ms"),
         Row.at_most("added per tool call, 32 episodes at once", statistics.median(busy), ADDED_MS, "ms"),

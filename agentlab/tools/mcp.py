@@ -3,7 +3,7 @@
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -145,7 +145,7 @@ def _connector(
     parameters = StdioServerParameters(command=command, args=words, env=env, cwd=cwd)
 
     @contextlib.asynccontextmanager
-    async def connected() -> Any:
+    async def connected() -> AsyncIterator[Any]:
         # Not sys.stderr: in a notebook it is no file, and a process cannot write to it.
         with open(os.devnull, "w", encoding="utf-8") as nothing:  # noqa: ASYNC230, PTH123
             async with mcp.Client(stdio_client(parameters, errlog=nothing)) as client:
