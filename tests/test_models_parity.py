@@ -217,17 +217,33 @@ def test_the_structure_of_a_config_is_that_of_a_decoder_made_from_it():
     assert sum(array.size for array in jax.tree.leaves(params)) == small.config.num_parameters
 
 
-@pytest.mark.model
-def test_smollm2_continues_prompts_as_pytorch_does():
+@pytest.fixture(scope="module")
+def smollm2():
+    """The model, what was stored of it, and its logits of each stored row, padded to one length."""
     model = load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
-    rows = json.loads((FIXTURES / "smollm2_greedy.json").read_text())
-    for row in rows:
+    stored = json.loads((FIXTURES / "smollm2.json").read_text())
+    rows = [*(row["ids"] + row["greedy"] for row in stored["greedy"]), stored["ids"]]
+    length = max(map(len, rows))
+    return model, stored, logits_of_rows(model, np.array([row + [0] * (length - len(row)) for row in rows]))
+
+
+@pytest.mark.model
+def test_smollm2_continues_prompts_as_pytorch_does(smollm2):
+    model, stored, logits = smollm2
+    assert len(stored["greedy"]) == 5
+    for row, best in zip(stored["greedy"], logits.argmax(axis=-1), strict=False):
         chat = [{"role": "user", "content": row["prompt"]}]
         text = model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         assert model.tokenizer(text, add_special_tokens=False)["input_ids"] == row["ids"]
-    wholes = [row["ids"] + row["greedy"] for row in rows]
-    length = max(map(len, wholes))
-    tokens = np.array([whole + [0] * (length - len(whole)) for whole in wholes])
-    best = logits_of_rows(model, tokens).argmax(axis=-1)
-    for row, whole, chosen in zip(rows, wholes, best, strict=True):
-        assert chosen[len(row["ids"]) - 1 : len(whole) - 1].tolist() == row["greedy"]
+        begin = len(row["ids"]) - 1
+        assert best[begin : begin + 64].tolist() == row["greedy"]
+
+
+@pytest.mark.model
+def test_smollm2_has_the_perplexity_that_pytorch_gives_it(smollm2):
+    model, stored, logits = smollm2
+    ids = model.tokenizer(stored["text"], add_special_tokens=False)["input_ids"]
+    assert ids == stored["ids"]
+    logprobs = np.asarray(jax.nn.log_softmax(logits[-1, : len(ids) - 1]))
+    perplexity = np.exp(-np.take_along_axis(logprobs, np.array(ids[1:])[:, None], axis=-1).mean())
+    assert perplexity == pytest.approx(stored["perplexity"], rel=1e-3)
