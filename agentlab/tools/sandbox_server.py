@@ -85,8 +85,10 @@ def write_all(sink, data):
 
 
 def leave():
-    """End the server and whatever still runs under it."""
+    """End the server and whatever still runs under it; the host may be gone, so its folder is removed here, too."""
     kill_all(OPTIONS)
+    if not OPTIONS["alone"]:
+        shutil.rmtree(os.path.dirname(OPTIONS["roots"][0]), ignore_errors=True)  # noqa: PTH120
     os._exit(0)
 
 
