@@ -16,7 +16,7 @@ import anyio.lowlevel
 from agentlab.agents import ConversationAgentBase
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import WorkerPool, as_error
-from agentlab.environments.parts import watched
+from agentlab.environments.parts import StepPart, watched
 from agentlab.environments.place import Place, playing
 from agentlab.errors import AgentError, EngineError, RewardError, ToolError
 from agentlab.inference.base import Engine
@@ -80,7 +80,8 @@ class Episode:
         self._turns: list[Turn] = []
         self._truncation: Truncation | None = None
         self._failure: Failure | None = None
-        self._part_timeouts_s = {"tool": world.config.tool_timeout_s, "reward": world.config.reward_timeout_s}
+        limits: dict[StepPart, float] = {"tool": world.config.tool_timeout_s, "reward": world.config.reward_timeout_s}
+        self._part_timeouts_s = limits
         self._now = Deadline("reset", world.config.reset_timeout_s, self._part_timeouts_s)
 
     def in_flight(self) -> EpisodeInFlight:

@@ -50,8 +50,10 @@ def as_line(trajectory: Trajectory) -> str:
 
 def of_line(line: str) -> Trajectory:
     """The trajectory that `as_line` wrote."""
-    fields = {name: _record(value) for name, value in json.loads(line).items()}
-    return Trajectory(**fields | {"reward": math.nan if fields["reward"] is None else fields["reward"]})
+    fields: dict[str, Any] = {name: _record(value) for name, value in json.loads(line).items()}
+    if fields["reward"] is None:
+        fields["reward"] = math.nan
+    return Trajectory(**fields)
 
 
 def _plain(value: Any) -> Any:

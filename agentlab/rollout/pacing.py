@@ -54,7 +54,7 @@ class Gate:
 
     def restore(self, progress: Progress) -> None:
         """Go on where a run that is resumed had come to."""
-        ended = {outcome: getattr(progress.counts, outcome) for outcome in self._outcomes}
+        ended: dict[Outcome, int] = {outcome: getattr(progress.counts, outcome) for outcome in self._outcomes}
         self._outcomes, self._told, self._admitted = ended, dict(ended), sum(ended.values())
         self.version = progress.steps
 
