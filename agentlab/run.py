@@ -168,6 +168,7 @@ class Session:
             "wait_batch_s": (got_ns - began_ns) / 1e9,
             "wait_policy_s": self._waited_s - waited_s,
             "update_s": (now_ns() - got_ns) / 1e9,
+            "compiled_late": self.parts.engine.stats().compilations,
         }
 
     @property

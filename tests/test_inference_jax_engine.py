@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.jax_engine import JaxEngine
@@ -89,60 +87,6 @@ def check_exact(request: GenerationRequest, completion: Completion) -> None:
     np.testing.assert_allclose(completion.logprobs, chosen, atol=1e-3)
     if request.sampling.temperature == 0:
         np.testing.assert_allclose(chosen, expected.max(axis=1), atol=1e-4)
-
-
-TEXTS = st.lists(st.integers(3, 258), min_size=1, max_size=60).map(tuple)
-MIXES = st.lists(
-    st.fixed_dictionaries(
-        {
-            "shared": st.integers(0, 40),
-            "own": TEXTS,
-            "max_tokens": st.integers(1, 24),
-            "temperature": st.sampled_from([0.0, 1.0]),
-            "stop": st.sampled_from([(), (40, 41, 42, 43)]),
-            "cancelled": st.booleans(),
-            "seed": st.integers(0, 2**40),
-        }
-    ),
-    min_size=1,
-    max_size=14,
-)
-COMMON = tuple(range(50, 90))
-shared_engine = new_engine()
-
-
-@settings(max_examples=25)
-@given(mix=MIXES, update=st.booleans())
-def test_any_mix_of_requests_gives_what_a_full_pass_gives_and_leaks_no_slot(mix, update):
-    requests = [
-        ask(
-            str(i),
-            COMMON[: m["shared"]] + m["own"],
-            max_tokens=m["max_tokens"],
-            temperature=m["temperature"],
-            stop_token_ids=m["stop"],
-            seed=m["seed"],
-        )
-        for i, m in enumerate(mix)
-    ]
-    kept = [r for r, m in zip(requests, mix, strict=True) if not m["cancelled"]]
-    cancelled = [r for r, m in zip(requests, mix, strict=True) if m["cancelled"]]
-
-    async def body() -> list[Completion]:
-        async with anyio.create_task_group() as doomed:
-            for request in cancelled:
-                doomed.start_soon(shared_engine.generate, request)
-            if update:
-                shared_engine.update_policy(Policy(shared_engine.stats().policy_version + 1, MODEL.params))
-            completions = await gather(shared_engine, kept)
-            doomed.cancel_scope.cancel()
-        for request in requests:
-            shared_engine.release(request.session)
-        return completions
-
-    for request, completion in zip(kept, serve(shared_engine, body), strict=True):
-        check_exact(request, completion)
-    assert (shared_engine.stats().num_running, shared_engine.stats().num_waiting) == (0, 0)
 
 
 def test_a_conversation_prefills_only_what_is_new():

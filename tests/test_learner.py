@@ -40,6 +40,9 @@ def test_training_changes_the_weights_and_serves_them_and_leaves_no_thread(model
     run = learner.train(al.tasks.arithmetic(seed=0), steps=3).wait()
     assert run.status == "finished" and len(run.metrics) == 3
     assert run.snapshot().engine.policy_version == learner.policy.version == 3
+    engine = run.snapshot().engine
+    assert engine.num_compiled == engine.num_programs > 0 and engine.compilations == 0
+    assert [row["compiled_late"] for row in run.metrics] == [0, 0, 0]
     assert any(row["grad_norm"] > 0 for row in run.metrics)
     after = jax.tree.leaves(learner.policy.params)
     assert any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True))

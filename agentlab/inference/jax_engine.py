@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import anyio
 import jax
+from jax.sharding import Mesh, NamedSharding
 
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import Closed, Inbox, Reply, run_thread
@@ -14,10 +15,11 @@ from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.attention import Kernel
 from agentlab.inference.base import Engine
 from agentlab.inference.memory import MemoryPlan, free_device_bytes, plan_memory
-from agentlab.inference.runner import Runner
+from agentlab.inference.runner import Runner, cache_layout
 from agentlab.inference.scheduler import Generation, Scheduler
 from agentlab.inference.shapes import Shapes, default_shapes
 from agentlab.models import Model
+from agentlab.models.sharding import checked_mesh
 from agentlab.platform.compilation import enable_compilation_cache
 from agentlab.tracing import counter, now_ns, record
 from agentlab.types import Completion, EngineStats, GenerationRequest, Policy, checked_option
@@ -70,6 +72,8 @@ class JaxEngine(Engine):
             never waits longer than for one chunk.
         recompute_on_update: After an update compute what running requests have cached again, under
             the new weights.
+        mesh: Devices over which weights and cache are laid out, apart from those of training or shared with
+            them; None takes the devices of `model`.
         attention: What computes the attention of a decode: "xla", or JAX's own TPU kernel "pallas", which reads
             the cache in place (elsewhere it is interpreted, slowly). "auto" takes the kernel on one TPU chip
             for weights in bfloat16 and heads of a multiple of 128.
@@ -93,6 +97,7 @@ class JaxEngine(Engine):
         dispatch_s: float = 0.5,
         prefill_chunk: int = 64,
         recompute_on_update: bool = False,
+        mesh: Mesh | None = None,
         attention: Literal["auto", "xla", "pallas"] = "auto",
         shapes: Shapes | None = None,
         warm_up: bool = False,
@@ -105,14 +110,15 @@ class JaxEngine(Engine):
         _check_model(model, tokens_per_slot)
         if compilation_cache:
             enable_compilation_cache()
-        devices = devices_of(model.params)
+        mesh = mesh_of(model) if mesh is None else checked_mesh(mesh)
+        devices = devices_of(model.params) if mesh is None else list(mesh.devices.flat)
         self.plan: MemoryPlan = plan_memory(
             model.config,
             num_slots=num_slots,
             max_slots=max_slots,
             tokens_per_slot=tokens_per_slot,
             item_bytes=dtype_of(model.params).itemsize,
-            free_bytes=free_device_bytes(devices),
+            free_bytes=free_device_bytes(devices, cache_layout(model.config, mesh)),
             share=memory_share,
         )
         """The cache's size, and the memory that it was planned for."""
@@ -129,7 +135,7 @@ class JaxEngine(Engine):
         kernel = kernel_for(attention, model, devices)
         self.tokenizer = model.tokenizer
         self.max_context = tokens_per_slot
-        self._runner = Runner(model, kernel=kernel, **sizes)
+        self._runner = Runner(model, kernel=kernel, mesh=mesh, **sizes)
         self._scheduler = Scheduler(tokenizer=model.tokenizer, **sizes)
         self._dispatch_ns = int(dispatch_s * 1e9)
         self._recompute = recompute_on_update
@@ -162,6 +168,7 @@ class JaxEngine(Engine):
             for program in self._runner.warm_up():
                 bar.set_postfix_str(" ".join(map(str, program)))
                 bar.update()
+        self._publish()
         return total
 
     async def serve(self) -> None:
@@ -351,6 +358,13 @@ class JaxEngine(Engine):
 def devices_of(params: Any) -> list[jax.Device]:
     """The devices that hold these parameters."""
     return sorted(jax.tree.leaves(params)[0].devices(), key=lambda device: device.id)
+
+
+def mesh_of(model: Model) -> Mesh | None:
+    """The mesh that a model was loaded onto, if it was."""
+    sharding = jax.tree.leaves(model.params)[0].sharding
+    several = isinstance(sharding, NamedSharding) and sharding.num_devices > 1
+    return checked_mesh(sharding.mesh) if several else None
 
 
 def dtype_of(params: Any) -> Any:

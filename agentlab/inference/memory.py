@@ -1,7 +1,11 @@
 """How many slots of the cache a device's memory holds."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
 
 from agentlab.errors import ConfigError
 from agentlab.models.config import DecoderConfig
@@ -77,10 +81,18 @@ def plan_memory(
     return MemoryPlan(min(wanted, fitting), tokens_per_slot, slot_bytes, free_bytes, share)
 
 
-def free_device_bytes(devices: Any) -> int | None:
-    """Memory that is free on these devices together; of the machine, where they compute in its main memory."""
+def free_device_bytes(devices: Sequence[jax.Device], layout: NamedSharding | None = None) -> int | None:
+    """Memory that is free for one cache of this layout on these devices; None where they do not say.
+
+    Where devices hold copies of the cache, each copy takes its own. Of devices that compute in the
+    machine's main memory it is what is free there.
+    """
+    copies = len(devices)
+    if layout is not None:
+        copies //= math.prod(layout.mesh.shape[axis] for axis in layout.spec if axis)
     stats = [device.memory_stats() for device in devices]
     if all(one and "bytes_limit" in one for one in stats):
         free = [one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats]
-        return min(free) * len(free)
-    return free_memory_bytes() if all(device.platform == "cpu" for device in devices) else None
+        return min(free) * len(free) // copies
+    machine = free_memory_bytes() if all(device.platform == "cpu" for device in devices) else None
+    return None if machine is None else machine // copies

@@ -1,7 +1,8 @@
 """The engine's three compiled programs: prefill a chunk, decode some steps, copy prefixes.
 
 They are module-level and keyed by static values alone, so a second engine of the same model in the
-process compiles nothing. Each takes the cache and gives it back; the argument is donated.
+process compiles nothing. Each takes the cache and gives it back, laid out as it was (`layout`, which is None
+on a single device); the argument is donated.
 """
 
 import functools
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from agentlab.inference.attention import (
     AttentionOptions,
@@ -25,6 +27,9 @@ from agentlab.inference.sampling import Column, SamplingRows, sample
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import Decoder, abstract_params, decoder_structure
 from agentlab.models.tree import Path, flat_arrays, with_arrays
+
+Layout = NamedSharding | None
+"""How each array of a cache lies on a mesh; None on a single device."""
 
 on_trace: ContextVar[Callable[[], None] | None] = ContextVar("agentlab_on_trace", default=None)
 """Called while a program is traced, which happens once before each compilation and at no other time."""
@@ -66,11 +71,12 @@ class DecodeRows(NamedTuple):
     num_stale: Column
 
 
-def empty_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any) -> Cache:
-    """A cache of zeros."""
+def empty_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, device: Any = None) -> Cache:
+    """A cache of zeros, on a device or laid out on several."""
     shape = (num_slots, config.num_kv_heads, length, config.head_dim)
     layers = range(config.num_layers)
-    return Cache(tuple(jnp.zeros(shape, dtype) for _ in layers), tuple(jnp.zeros(shape, dtype) for _ in layers))
+    zeros = functools.partial(jnp.zeros, shape, dtype, device=device)
+    return Cache(tuple(zeros() for _ in layers), tuple(zeros() for _ in layers))
 
 
 @functools.cache
@@ -79,7 +85,7 @@ def parameter_paths(config: DecoderConfig) -> tuple[Path, ...]:
     return tuple(sorted(flat_arrays(abstract_params(config)), key=repr))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "context"), donate_argnames=("cache",))
+@functools.partial(jax.jit, static_argnames=("config", "context", "layout"), donate_argnames=("cache",))
 def prefill(
     weights: tuple[jax.Array, ...],
     cache: Cache,
@@ -88,6 +94,7 @@ def prefill(
     *,
     config: DecoderConfig,
     context: int,
+    layout: Layout = None,
 ) -> tuple[Cache, jax.Array, jax.Array]:
     """Run a chunk of each row into the cache, and sample what follows its last token.
 
@@ -107,10 +114,13 @@ def prefill(
     last = jnp.take_along_axis(hidden, (rows.count - 1)[:, None, None], axis=1)[:, 0]
     token, logprob = sample(decoder.logits(last), sampling)
     every = jnp.arange(len(rows.slot))
-    return _write(cache, new, every, rows.slot, rows.start, rows.num_rows), token, logprob
+    cache = _write(cache, new, every, rows.slot, rows.start, rows.num_rows)
+    return _laid_out(cache, layout), token, logprob
 
 
-@functools.partial(jax.jit, static_argnames=("config", "max_steps", "kernel"), donate_argnames=("cache", "past"))
+@functools.partial(
+    jax.jit, static_argnames=("config", "max_steps", "kernel", "layout"), donate_argnames=("cache", "past")
+)
 def decode(
     weights: tuple[jax.Array, ...],
     cache: Cache,
@@ -122,6 +132,7 @@ def decode(
     config: DecoderConfig,
     max_steps: int,
     kernel: Kernel = "xla",
+    layout: Layout = None,
 ) -> tuple[Cache, Cache | None, jax.Array, jax.Array, jax.Array]:
     """Sample up to `num_steps` tokens per row, fewer where a stop token or the limit ends it.
 
@@ -160,8 +171,8 @@ def decode(
         return end.kept, None, end.tokens, end.logprobs, end.counts
     cache = _write(cache, end.kept, rows.real, rows.slot, rows.start, rows.num_real)
     if past is not None:
-        past = _write(past, end.kept, rows.real, jnp.arange(batch), rows.start, rows.num_real)
-    return cache, past, end.tokens, end.logprobs, end.counts
+        past = _laid_out(_write(past, end.kept, rows.real, jnp.arange(batch), rows.start, rows.num_real), layout)
+    return _laid_out(cache, layout), past, end.tokens, end.logprobs, end.counts
 
 
 class DecodeState(NamedTuple):
@@ -201,8 +212,8 @@ def _decode_step(
     )
 
 
-@functools.partial(jax.jit, donate_argnames=("cache",))
-def copy(cache: Cache, source: jax.Array, target: jax.Array, num_copies: jax.Array) -> Cache:
+@functools.partial(jax.jit, static_argnames=("layout",), donate_argnames=("cache",))
+def copy(cache: Cache, source: jax.Array, target: jax.Array, num_copies: jax.Array, *, layout: Layout = None) -> Cache:
     """Slot `source[i]` copied to slot `target[i]`, for each i below `num_copies`, one after the other."""
     _traced()
 
@@ -213,7 +224,11 @@ def copy(cache: Cache, source: jax.Array, target: jax.Array, num_copies: jax.Arr
 
         return jax.tree.map(put, cache)
 
-    return jax.lax.fori_loop(0, num_copies, body, cache)
+    return _laid_out(jax.lax.fori_loop(0, num_copies, body, cache), layout)
+
+
+def _laid_out(cache: Cache, layout: Layout) -> Cache:
+    return cache if layout is None else jax.lax.with_sharding_constraint(cache, layout)
 
 
 def _traced() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentlab.errors import ConfigError
 from agentlab.inference import programs
@@ -19,6 +20,8 @@ from agentlab.inference.scheduler import Chunk, Copy, Generation, Plan
 from agentlab.inference.seats import Seating, Seats
 from agentlab.inference.shapes import Shapes
 from agentlab.models import Model
+from agentlab.models.config import DecoderConfig
+from agentlab.models.sharding import param_shardings
 from agentlab.models.tree import flat_arrays
 from agentlab.tracing import Stage, span
 from agentlab.types import Policy
@@ -41,6 +44,7 @@ class Runner:
         max_dispatch: Most decode steps in one call.
         stop_token_ids: Looked for on the device, besides those of each request.
         kernel: What computes the attention of a decode.
+        mesh: Devices over which weights and cache are laid out; None keeps them where the model is.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Runner:
         max_dispatch: int,
         stop_token_ids: Sequence[int],
         kernel: Kernel = "xla",
+        mesh: Mesh | None = None,
     ):
         self.version = 0
         self.busy_ns = 0
@@ -75,11 +80,12 @@ class Runner:
         """Declared programs that have been compiled so far."""
         self._shapes_of_weights = {path: (x.shape, x.dtype) for path, x in flat_arrays(model.params).items()}
         first = jax.tree.leaves(model.params)[0]
-        self._device = next(iter(first.devices()))
+        self._places = weight_places(model, mesh)
+        self._layout = cache_layout(model.config, mesh)
+        self._device = self._layout or next(iter(first.devices()))
         self._weights = self._placed(model.params)
         length = kernel_length(tokens_per_slot, kernel)
-        cache = programs.empty_cache(model.config, num_slots, length, first.dtype)
-        self._cache = jax.device_put(cache, self._device)
+        self._cache = programs.empty_cache(model.config, num_slots, length, first.dtype, device=self._device)
         self._past: Cache | None = None
         self._past_size = (0, 0)
         self._seats = Seats()
@@ -114,7 +120,7 @@ class Runner:
         ordered = (
             flat[path].astype(self._shapes_of_weights[path][1]) for path in programs.parameter_paths(self._config)
         )
-        return tuple(jax.device_put(tuple(ordered), self._device))
+        return tuple(jax.device_put(tuple(ordered), self._places))
 
     # -- plans ------------------------------------------------------------------------------------
 
@@ -214,8 +220,8 @@ class Runner:
             self._past, self._past_size = None, (rows, context)
             self._seats.clear(rows)
             if not in_place:
-                past = programs.empty_cache(self._config, rows, context, self._cache.k[0].dtype)
-                self._past = jax.device_put(past, self._device)
+                dtype = self._cache.k[0].dtype
+                self._past = programs.empty_cache(self._config, rows, context, dtype, device=self._device)
         return context
 
     @contextlib.contextmanager
@@ -270,12 +276,18 @@ class Runner:
 
     def _copy(self, source: np.ndarray, target: np.ndarray, num_copies: int) -> None:
         with self._watched("copy", len(source)):
-            self._cache = programs.copy(self._cache, source, target, np.int32(num_copies))
+            self._cache = programs.copy(self._cache, source, target, np.int32(num_copies), layout=self._layout)
 
     def _prefill(self, batch: PrefillRows, sampling: SamplingRows, context: int) -> tuple[np.ndarray, np.ndarray]:
         with self._watched("prefill", *batch.tokens.shape, context):
             self._cache, token, logprob = programs.prefill(
-                self._weights, self._cache, batch, sampling, config=self._config, context=context
+                self._weights,
+                self._cache,
+                batch,
+                sampling,
+                config=self._config,
+                context=context,
+                layout=self._layout,
             )
         return jax.device_get((token, logprob))
 
@@ -293,6 +305,7 @@ class Runner:
                 config=self._config,
                 max_steps=self._max_dispatch,
                 kernel=self._kernel,
+                layout=self._layout,
             )
         return jax.device_get(tuple(sampled))
 
@@ -309,6 +322,24 @@ class Runner:
             self._compiled = " ".join(map(str, program))
             self.compilations += self.warm or program in self._seen
         self._seen.add(program)
+
+
+def weight_places(model: Model, mesh: Mesh | None) -> tuple[Any, ...]:
+    """Where each parameter lies, in the order of `parameter_paths`: on one device, or its share of a mesh."""
+    paths = programs.parameter_paths(model.config)
+    if mesh is None:
+        return (next(iter(jax.tree.leaves(model.params)[0].devices())),) * len(paths)
+    shardings = param_shardings(model.config, mesh, paths)
+    return tuple(shardings[path] for path in paths)
+
+
+def cache_layout(config: DecoderConfig, mesh: Mesh | None) -> NamedSharding | None:
+    """Key/value heads split over the axis "tensor" where they can be, else copied."""
+    if mesh is None:
+        return None
+    split = mesh.shape.get("tensor", 1)
+    heads = "tensor" if split > 1 and config.num_kv_heads % split == 0 else None
+    return NamedSharding(mesh, PartitionSpec(None, heads))
 
 
 def _column(values: Sequence[int], rows: int, padding: int) -> np.ndarray:

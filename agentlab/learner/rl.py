@@ -35,7 +35,7 @@ class GRPOConfig(RolloutConfig, TrainConfig):
     """All options of a run in one place; each is documented where it belongs."""
 
     num_slots: int = 0
-    """Sequences the engine decodes at once; 0 takes as many as `max_concurrency`."""
+    """Sequences the engine decodes at once; 0 takes `max_concurrency`, or as many as the memory holds."""
     tokens_per_slot: int = 1024
     """Most tokens that one episode may have."""
 
@@ -215,7 +215,7 @@ class AgenticRLLearner:
         sinks: tuple[Sink, ...],
     ) -> Parts:
         self._weights.refresh()
-        engine = self._engine()
+        engine = self._engine(warm_up=True)
         orchestrator = RolloutOrchestrator(
             engine, config=self.config, version=self.policy.version, progress=begun.progress, **self._roles
         )
@@ -237,14 +237,16 @@ class AgenticRLLearner:
             notes=notes,
         )
 
-    def _engine(self) -> Engine:
+    def _engine(self, *, warm_up: bool = False) -> Engine:
         if self._make_engine is not None:
             engine = self._make_engine(self.model)
         else:
             engine = JaxEngine(
                 self.model,
-                num_slots=self.config.num_slots or self.config.max_concurrency,
+                num_slots=self.config.num_slots or None,
+                max_slots=self.config.max_concurrency,
                 tokens_per_slot=self.config.tokens_per_slot,
+                warm_up=warm_up,
             )
         if self.policy.version:
             engine.update_policy(self.policy)

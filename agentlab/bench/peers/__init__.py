@@ -1,0 +1,43 @@
+"""Other people's engines, each run by a script in a Python of its own: one JSON line in, one JSON line out."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentlab.errors import ConfigError, nearest
+
+TIMEOUT_S = 900.0
+SCRIPTS = {path.stem.removesuffix("_peer"): path for path in sorted(Path(__file__).parent.glob("*_peer.py"))}
+"""NAME_peer.py by NAME. A script imports nothing of agentlab: its Python may not have it."""
+
+
+def parse_peer(text: str) -> tuple[str, str]:
+    """NAME=PYTHON of the command line.
+
+    Raises:
+        ConfigError: there is no script for the name, or no such Python.
+    """
+    name, _, python = text.partition("=")
+    if name not in SCRIPTS:
+        raise ConfigError(f"There is no peer {name!r}.{nearest(name, SCRIPTS)}")
+    if not Path(python).is_file():
+        raise ConfigError(f"--peer must be NAME=PYTHON with a Python that has {name}, got {text!r}.")
+    return name, python
+
+
+def ask_peer(name: str, python: str, question: Mapping[str, Any]) -> dict[str, Any]:
+    """What a peer's script answers.
+
+    Raises:
+        ConfigError: the script failed, or did not answer in time; the end of what it wrote is told.
+    """
+    command = [python, str(SCRIPTS[name]), json.dumps(question)]
+    try:
+        answered = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"The peer {name} did not answer within {TIMEOUT_S:.0f} s.") from error
+    if answered.returncode:
+        raise ConfigError(f"The peer {name} failed with status {answered.returncode}: {answered.stderr[-500:]}")
+    return json.loads(answered.stdout.splitlines()[-1])

@@ -1,0 +1,198 @@
+"""What the engine promises a run: nothing compiled later, nothing lost in a swap, quick aborts, clean sharing."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import jax
+import numpy as np
+import pytest
+
+from agentlab.errors import EngineError
+from agentlab.inference.jax_engine import JaxEngine
+from agentlab.inference.shapes import PrefillSize, Shapes
+from agentlab.models import tiny_model
+from agentlab.tracing import now_ns, spans
+from agentlab.types import Completion, GenerationRequest, Policy, SamplingParams
+
+MODEL = tiny_model(seed=0)
+OTHER = tiny_model(seed=1)
+SLOT = 128
+SHAPES = Shapes(
+    decode_rows=(2, 4), prefill=(PrefillSize(1, 32), PrefillSize(4, 16)), contexts=(64, SLOT), prefill_contexts=(SLOT,)
+)
+
+
+def new_engine(**options: Any) -> JaxEngine:
+    usual = {"num_slots": 4, "tokens_per_slot": SLOT, "max_dispatch": 4, "shapes": SHAPES}
+    return JaxEngine(MODEL, **{**usual, **options})
+
+
+def ask(id: str, prompt: tuple[int, ...], *, session: str | None = None, **sampling: Any) -> GenerationRequest:
+    return GenerationRequest(id, session or id, prompt, SamplingParams(**{"max_tokens": 8, **sampling}))
+
+
+def serve(engine: JaxEngine, body: Callable[[], Awaitable[Any]]) -> Any:
+    """What `body` returns, while the engine serves."""
+
+    async def main() -> Any:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(engine.serve)
+            result = await body()
+            serving.cancel_scope.cancel()
+        return result
+
+    return anyio.run(main)
+
+
+async def gather(engine: JaxEngine, requests: list[GenerationRequest]) -> list[Completion]:
+    done: dict[str, Completion] = {}
+
+    async def one(request: GenerationRequest) -> None:
+        done[request.id] = await engine.generate(request)
+
+    async with anyio.create_task_group() as group:
+        for request in requests:
+            group.start_soon(one, request)
+    return [done[request.id] for request in requests]
+
+
+def compiled_by_jax() -> list[str]:
+    """A list that grows by an entry for whatever JAX compiles in this process from now on."""
+    seen: list[str] = []
+
+    def note(event: str, duration: float, **_: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    return seen
+
+
+def test_a_thousand_mixed_requests_after_warm_up_compile_nothing_at_all():
+    rng = np.random.default_rng(0)
+    requests = [
+        ask(
+            str(i),
+            tuple(rng.integers(3, 250, rng.choice([1, 5, 20, 60, SLOT - 1])).tolist()),
+            session=f"s{i % 40}",
+            max_tokens=int(rng.integers(1, 5)),
+            temperature=float(rng.choice([0.0, 0.7, 1.0])),
+            top_p=float(rng.choice([0.8, 1.0])),
+            top_k=int(rng.choice([0, 5])),
+            min_p=float(rng.choice([0.0, 0.1])),
+            stop=("xq",) if i % 7 == 0 else (),
+            seed=i,
+        )
+        for i in range(1000)
+    ]
+    engine = new_engine()
+    assert engine.warm_up(progress=False) == engine.stats().num_programs == engine.stats().num_compiled
+    seen = compiled_by_jax()
+
+    async def body() -> list[Completion]:
+        completions = await gather(engine, requests[:500])
+        engine.update_policy(Policy(1, OTHER.params))
+        return completions + await gather(engine, requests[500:])
+
+    assert len(serve(engine, body)) == 1000
+    assert seen == []
+    assert engine.stats().compilations == 0
+
+
+def test_the_front_doors_way_warms_up_before_the_first_answer_and_counts_on():
+    engine = new_engine(warm_up=True)
+    completion = serve(engine, lambda: engine.generate(ask("a", (5, 6, 7))))
+    stats = engine.stats()
+    assert completion.tokens and stats.num_compiled == stats.num_programs == 6
+    assert stats.compilations == 0
+
+
+def test_serving_can_be_ended_while_it_warms_up():
+    engine = new_engine(warm_up=True)
+
+    async def waiter() -> None:
+        with pytest.raises(EngineError, match="stopped serving"):
+            await engine.generate(ask("a", (5, 6, 7)))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group, anyio.create_task_group() as serving:
+            group.start_soon(waiter)
+            serving.start_soon(engine.serve)
+            await anyio.wait_all_tasks_blocked()
+            serving.cancel_scope.cancel()
+
+    anyio.run(main)
+    assert serve(engine, lambda: engine.generate(ask("b", (5, 6, 7)))).tokens
+
+
+def test_after_a_big_change_under_a_running_request_the_next_one_equals_a_cold_engines():
+    engine, cold = new_engine(), new_engine()
+    prompt = tuple(range(100, 160))
+
+    async def body() -> tuple[Completion, Completion]:
+        answers: dict[str, Completion] = {}
+
+        async def long() -> None:
+            answers["long"] = await engine.generate(ask("long", prompt, max_tokens=60, temperature=1.5, seed=3))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(long)
+            while engine.stats().tokens_sampled < 2:
+                await anyio.sleep(0.001)
+            engine.update_policy(Policy(1, OTHER.params))
+            answers["next"] = await engine.generate(ask("next", prompt, temperature=0.0))
+        return answers["long"], answers["next"]
+
+    long, following = serve(engine, body)
+    cold.update_policy(Policy(1, OTHER.params))
+    expected = serve(cold, lambda: cold.generate(ask("cold", prompt, temperature=0.0)))
+    assert following.tokens == expected.tokens
+    np.testing.assert_allclose(following.logprobs, expected.logprobs, atol=1e-5)
+    assert set(long.policy_versions) == {0, 1}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_no_token_is_thrown_away_by_swaps(recompute):
+    engine, began_ns = new_engine(recompute_on_update=recompute), now_ns()
+    requests = [ask(str(i), tuple(range(40 + i, 60 + i)), max_tokens=40, temperature=1.5, seed=i) for i in range(4)]
+
+    async def body() -> list[Completion]:
+        async def swap() -> None:
+            for version in range(1, 4):
+                while engine.stats().tokens_sampled < 20 * version:
+                    await anyio.sleep(0.001)
+                engine.update_policy(Policy(version, (MODEL, OTHER)[version % 2].params))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(swap)
+            completions = await gather(engine, requests)
+            group.cancel_scope.cancel()
+        return completions
+
+    completions = serve(engine, body)
+    mine = [s for s in spans(began_ns) if s.start_ns >= began_ns]
+    decoded = sum(s.tags["tokens"] for s in mine if s.stage == "decode")
+    assert sum(len(c.tokens) for c in completions) == engine.stats().tokens_sampled
+    by_prefill = engine.stats().tokens_sampled - decoded
+    assert by_prefill == 4 if not recompute else by_prefill >= 4
+    assert len({version for c in completions for version in c.policy_versions}) > 1
+
+
+def test_an_abort_frees_the_slot_within_one_dispatch():
+    sizes = Shapes(decode_rows=(1,), prefill=(PrefillSize(1, 32),), contexts=(SLOT,), prefill_contexts=(SLOT,))
+    engine = new_engine(num_slots=1, shapes=sizes)
+    engine.warm_up(progress=False)
+
+    async def body() -> tuple[int, Completion]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.generate, ask("long", (5,), max_tokens=100, temperature=1.5, seed=8))
+            while engine.stats().tokens_sampled < 3:
+                await anyio.sleep(0.001)
+            group.cancel_scope.cancel()
+        aborted_ns = now_ns()
+        return aborted_ns, await engine.generate(ask("next", (9, 8, 7, 6), max_tokens=2))
+
+    aborted_ns, _ = serve(engine, body)
+    later = [s for s in spans(aborted_ns) if s.start_ns > aborted_ns and s.stage in ("prefill", "decode")]
+    assert (later[0].stage, later[0].tags["tokens"]) == ("prefill", 4)
