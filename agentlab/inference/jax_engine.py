@@ -104,9 +104,7 @@ class JaxEngine(Engine):
         compilation_cache: bool = True,
     ):
         counts = {"max_slots": max_slots, "max_dispatch": max_dispatch, "prefill_chunk": prefill_chunk}
-        _check_counts(counts if num_slots is None else counts | {"num_slots": num_slots})
-        if not checked_option("dispatch_s", dispatch_s, float) > 0:
-            raise ConfigError(f"dispatch_s must be above 0 seconds, got {dispatch_s}.")
+        _check_sizes(counts if num_slots is None else counts | {"num_slots": num_slots}, dispatch_s)
         _check_model(model, tokens_per_slot)
         if compilation_cache:
             enable_compilation_cache()
@@ -372,10 +370,12 @@ def dtype_of(params: Any) -> Any:
     return jax.tree.leaves(params)[0].dtype
 
 
-def _check_counts(counts: Mapping[str, int]) -> None:
+def _check_sizes(counts: Mapping[str, int], dispatch_s: float) -> None:
     for name, size in counts.items():
         if checked_option(name, size, int) < 1:
             raise ConfigError(f"{name} must be at least 1, got {size}.")
+    if not checked_option("dispatch_s", dispatch_s, float) > 0:
+        raise ConfigError(f"dispatch_s must be above 0 seconds, got {dispatch_s}.")
 
 
 def _check_model(model: Model, tokens_per_slot: int) -> None:

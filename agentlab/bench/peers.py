@@ -9,8 +9,10 @@ from typing import Any
 from agentlab.errors import ConfigError, nearest
 
 TIMEOUT_S = 900.0
-SCRIPTS = {path.stem.removesuffix("_peer"): path for path in sorted(Path(__file__).parent.glob("*_peer.py"))}
-"""NAME_peer.py by NAME. A script imports nothing of agentlab: its Python may not have it."""
+FOLDER = Path(__file__).parents[2] / "peers"
+"""In a clone of the project. A script imports nothing of agentlab: its Python may not have it."""
+SCRIPTS = {path.stem.removesuffix("_peer"): path for path in sorted(FOLDER.glob("*_peer.py"))}
+"""NAME_peer.py by NAME."""
 
 
 def parse_peer(text: str) -> tuple[str, str]:
@@ -21,7 +23,7 @@ def parse_peer(text: str) -> tuple[str, str]:
     """
     name, _, python = text.partition("=")
     if name not in SCRIPTS:
-        raise ConfigError(f"There is no peer {name!r}.{nearest(name, SCRIPTS)}")
+        raise ConfigError(f"There is no script for the peer {name!r} in {FOLDER}.{nearest(name, SCRIPTS)}")
     if not Path(python).is_file():
         raise ConfigError(f"--peer must be NAME=PYTHON with a Python that has {name}, got {text!r}.")
     return name, python
