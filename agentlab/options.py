@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from agentlab.errors import ConfigError, nearest
 
@@ -46,7 +46,7 @@ def checked_option(name: str, value: Any, hint: Any) -> Any:
     Raises:
         ConfigError: it has not.
     """
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     for kind in kinds:
         if (found := _as_kind(value, kind)) is not _NOT_OF_KIND:
             return found
@@ -78,6 +78,7 @@ _SPOKEN: dict[Any, str] = {
     bool: "True or False",
     str: "a text",
     type(None): "None",
+    Callable: "a function",
     tuple[str, ...]: "a list or tuple of non-empty texts",
     tuple[int, ...]: "a list or tuple of whole numbers",
 }

@@ -117,7 +117,7 @@ def test_a_run_can_be_looked_at_when_it_has_ended(model, tmp_path):
         ({"temperature": "1.0"}, "temperature must be a number, got str"),
         ({"lora_rank": 1.5}, "lora_rank must be a whole number, got float"),
         ({"max_tokens": True}, "max_tokens must be a whole number, got bool"),
-        ({"learning_rate": float("nan")}, "learning_rate must be a number, got float: nan"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number or a function, got float: nan"),
         ({"tokens_per_slot": 10**6}, "tokens_per_slot must be at most"),
         ({"temperature": 0.0}, "Training needs a temperature above 0"),
     ],

@@ -21,7 +21,7 @@ from agentlab.errors import ConfigError
 from agentlab.models import tiny_model
 from agentlab.training import group_advantages, pack
 from agentlab.training.algorithms import sequence_mean, token_mean
-from agentlab.training.packing import row_length
+from agentlab.training.packing import declared_shapes, row_length
 from agentlab.training.weights import stack_layers
 from agentlab.types import TokenRow, Trajectory
 
@@ -144,6 +144,29 @@ def test_declared_rows_waste_less_than_a_third(tokens):
     length = row_length(tokens)
     assert length >= tokens
     assert length == 64 or length < 1.5 * tokens
+
+
+@given(
+    row_tokens=st.integers(64, 600),
+    more=st.integers(0, 600),
+    lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 4)), min_size=1, max_size=12),
+)
+def test_only_declared_shapes_are_made(row_tokens, more, lengths):
+    groups = [
+        group_of([trajectory([1] * (n + 1), [0] + [1] * n, reward=e) for e in range(size + 1)]) for n, size in lengths
+    ]
+    shapes = declared_shapes(row_tokens, row_tokens + more)
+    packed = pack(groups, row_tokens=row_tokens, micro_batch_tokens=row_tokens + more)
+    assert {batch.shape for batch in packed.batches} <= shapes
+    assert len(declared_shapes(512, 512)) <= 18
+
+
+def test_padding_to_the_longest_gives_every_trajectory_a_row_of_its_own():
+    group = group_of([trajectory([1] * (n + 1), [0] + [1] * n, reward=n) for n in (3, 100, 5)])
+    packed = pack([group], row_tokens=128, micro_batch_tokens=512, pad_to_longest=True)
+    (batch,) = packed.batches
+    assert batch.shape == (4, 128)
+    assert (batch.segments >= 0).sum(axis=1).tolist() == [3, 100, 5, 0]
 
 
 texts = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 60), st.booleans()), min_size=1, max_size=12)

@@ -1,5 +1,6 @@
 """The trainer: learns, publishes, compiles once, and says what it measured."""
 
+import dataclasses
 import math
 
 import jax
@@ -11,7 +12,7 @@ from training_cases import group_of, plain_logprobs, random_group, trajectory
 from agentlab.errors import ConfigError
 from agentlab.models import tiny_model
 from agentlab.models.tree import flat_arrays
-from agentlab.training import TrainConfig, Trainer, check_trainable
+from agentlab.training import TrainConfig, Trainer, algorithms, check_trainable
 from agentlab.types import SamplingParams
 
 SMALL = {"row_tokens": 64, "micro_batch_tokens": 64, "logit_chunk_tokens": 16}
@@ -154,6 +155,26 @@ def test_the_divergence_is_measured_from_the_untrained_model(model, lora_rank):
         expected += [math.exp(x) - x - 1 for x, m in zip(d, t.loss_mask, strict=True) if m]
     assert second.metrics["kl"] == pytest.approx(np.mean(expected), rel=1e-2)
     assert second.metrics["kl"] > 1e-5
+
+
+def test_a_divergence_in_the_reward_is_taken_off_token_by_token(model):
+    group = random_group(model, 1, prompt=6, longest=8, noise=0.3)
+    options = {"lora_rank": 4, "learning_rate": 1e-2, **SMALL}
+    penalized = Trainer(model, TrainConfig(beta=0.5, algorithm=algorithms.reinforce_pp, **options)).update([group])
+    costs = []
+    for t in group.trajectories:
+        gap = np.asarray(t.logprobs) - plain_logprobs(model, t.tokens)
+        costs.append(0.5 * gap[np.asarray(t.loss_mask) == 1])
+
+    def with_costs(plays, advantages):
+        known = [dataclasses.replace(play, penalties=cost) for play, cost in zip(plays, costs, strict=True)]
+        return algorithms.reinforce_pp.credit(known, advantages)
+
+    by_hand = dataclasses.replace(algorithms.reinforce_pp, credit=with_costs)
+    expected = Trainer(model, TrainConfig(algorithm=by_hand, **options)).update([group])
+    plain = Trainer(model, TrainConfig(algorithm=algorithms.reinforce_pp, **options)).update([group])
+    assert penalized.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-4)
+    assert abs(plain.metrics["grad_norm"] / expected.metrics["grad_norm"] - 1) > 1e-2
 
 
 def test_metrics_say_what_happened(model):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from agentlab.models import add_lora
 from agentlab.models.decoder import decoder_structure
-from agentlab.training.algorithms import LossOptions, clipped_ratio_loss
+from agentlab.training.algorithms import LossOptions, grpo
 from agentlab.training.forward import Program, accumulate
 from agentlab.training.weights import split_trained, stack_layers
 from agentlab.types import Task, TokenRow, Trajectory, TrajectoryGroup
@@ -83,7 +83,9 @@ def plain_logprobs(model, tokens, temperature=1.0, params=None):
     return np.asarray(all_logprobs(model.config, params, padded, temperature))[: len(tokens)]
 
 
-def packed_loss_and_gradient(model, packed, *, lora_rank=0, temperature=1.0, chunk=16, remat=False, reference=None):
+def packed_loss_and_gradient(
+    model, packed, *, lora_rank=0, temperature=1.0, chunk=16, remat=False, algorithm=grpo, version=0, entropy_bonus=0.0
+):
     """(loss, gradient by name) of packed batches, through the program that the trainer runs."""
     adapted = add_lora(model, lora_rank) if lora_rank else model
     trained, frozen = split_trained(stack_layers(adapted.params), adapters_only=bool(lora_rank))
@@ -92,15 +94,18 @@ def packed_loss_and_gradient(model, packed, *, lora_rank=0, temperature=1.0, chu
     program = Program(
         config=adapted.config,
         dtype="float32",
-        loss=clipped_ratio_loss,
-        options=LossOptions(beta=0.0),
+        loss=algorithm.loss,
+        options=LossOptions(clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, entropy_bonus=entropy_bonus),
         temperature=temperature,
         logit_chunk_tokens=chunk,
         remat=remat,
+        old_policy=algorithm.old_policy,
+        corrections=algorithm.corrections,
     )
     gradients, loss = jax.tree.map(jnp.zeros_like, trained), 0.0
     for batch in packed.batches:
-        gradients, sums = accumulate(program, trained, frozen, batch, jnp.asarray(batch.targets.logprob), gradients)
+        reference = jnp.asarray(batch.targets.logprob)
+        gradients, sums = accumulate(program, trained, frozen, batch, reference, gradients, version=version)
         loss += float(sums["loss_sum"])
     return loss, gradients
 

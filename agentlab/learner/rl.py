@@ -25,8 +25,9 @@ from agentlab.rollout import (
 from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
 from agentlab.rollout.sinks import Sink, check_sinks
 from agentlab.run import Parts, Run
-from agentlab.training import Algorithm, TrainConfig, Trainer, algorithms, check_trainable
+from agentlab.training import Algorithm, TrainConfig, Trainer, check_trainable
 from agentlab.training.checkpoint import described
+from agentlab.training.quantized import on_grid
 from agentlab.types import Policy, SamplingParams, Trajectory, checked_option, config
 
 
@@ -63,7 +64,7 @@ class AgenticRLLearner:
         agent_class: Called once per episode with `agent_kwargs`; a class or any callable.
         env_class: Called once per episode with the task and `env_kwargs`.
         config: How to roll out and how to train.
-        algorithm: How rewards become a loss.
+        algorithm: How rewards become a loss; None takes the configuration's.
         engine: Makes the inference engine from the model, on the loop of the run; None makes a `JaxEngine`.
 
     Raises:
@@ -79,13 +80,14 @@ class AgenticRLLearner:
         agent_kwargs: Mapping[str, Any] | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         config: GRPOConfig | None = None,
-        algorithm: Algorithm = algorithms.grpo,
+        algorithm: Algorithm | None = None,
         engine: Callable[[Model], Engine] | None = None,
     ):
         check_made(model, Model, "model", hint=" Use al.load_model(...).")
-        self.model = model
         self.config = config if config is not None else GRPOConfig()
         check_made(self.config, GRPOConfig, "config")
+        self.model = on_grid(model, self.config.base_type) if self.config.base_type else model
+        algorithm = self.config.algorithm if algorithm is None else algorithm
         check_made(algorithm, Algorithm, "algorithm")
         if self.config.tokens_per_slot > model.config.max_position:
             raise ConfigError(

@@ -4,157 +4,127 @@ Change one part with `dataclasses.replace(grpo, advantages=my_advantages)`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from agentlab.errors import ConfigError
+from agentlab.training.advantages import (
+    Advantages,
+    BatchNormalized,
+    Credit,
+    OverlongPenalty,
+    ProcessRewards,
+    ReturnsToGo,
+    Shaping,
+    group_advantages,
+    leave_one_out,
+    mean_difference,
+    outcome,
+    plain_rewards,
+    token_returns,
+)
+from agentlab.training.corrections import (
+    Correction,
+    GeometricMask,
+    IcePop,
+    OldPolicy,
+    TruncatedImportanceSampling,
+    interpolated_policy,
+    recomputed_policy,
+    sampler_policy,
+)
+from agentlab.training.losses import (
+    Divergence,
+    Loss,
+    LossOptions,
+    TokenLosses,
+    TokenTerms,
+    bounded_weight_loss,
+    clipped_ratio_loss,
+    k1,
+    k2,
+    k3,
+    score_function_loss,
+    sequence_ratio_loss,
+)
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this before `exp`; beyond it a token has no gradient."""
+__all__ = [
+    "cispo", "dapo", "dr_grpo", "grpo", "grpo_token_mean", "gspo", "gspo_token", "reinforce_pp",
+    "reinforce_pp_baseline", "rloo",
+    "Algorithm", "BatchNormalized", "FixedLength", "GeometricMask", "IcePop", "OverlongPenalty", "ProcessRewards",
+    "ReturnsToGo", "TruncatedImportanceSampling",
+    "group_advantages", "leave_one_out", "mean_difference", "outcome", "plain_rewards", "token_returns",
+    "sequence_mean", "sequence_sum", "token_mean",
+    "bounded_weight_loss", "clipped_ratio_loss", "score_function_loss", "sequence_ratio_loss",
+    "k1", "k2", "k3", "interpolated_policy", "recomputed_policy", "sampler_policy",
+    "Advantages", "Aggregate", "Correction", "Credit", "Divergence", "Loss", "LossOptions", "OldPolicy", "Shaping",
+    "TokenLosses", "TokenTerms",
+]  # fmt: skip
 
-EQUAL_REWARDS = 1e-9
-"""Rewards of a group that differ by less than this share of the largest count as equal."""
-
-
-class TokenTerms(NamedTuple):
-    """What a loss sees of the sampled tokens of one micro-batch; every array is [tokens]."""
-
-    logprob: Array
-    """Under the weights that are trained, at the temperature that was sampled at; differentiable."""
-    sampler_logprob: Array
-    """Under the weights that sampled it."""
-    reference_logprob: Array
-    """Under the frozen base; equal to the sampler's where beta is 0."""
-    advantage: Array
-    sequence: Array
-    """Number of the trajectory in its update; -1 where there is no token."""
-    mask: Array
-    """True where there is a token."""
-
-
-class TokenLosses(NamedTuple):
-    """What a loss returns; every array is [tokens] and 0 where there is no token."""
-
-    loss: Array
-    kl: Array
-    """Estimated divergence from the reference, in nats; 0 where beta is 0."""
-    clipped: Array
-    """1 where the clip took the gradient of the ratio away."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossOptions:
-    """The constants of a loss."""
-
-    clip_low: float = 0.2
-    """The ratio is clipped below 1 - clip_low."""
-    clip_high: float = 0.2
-    """The ratio is clipped above 1 + clip_high."""
-    beta: float = 0.0
-    """Weight of the divergence from the reference policy."""
-
-
-Advantages = Callable[[np.ndarray], np.ndarray]
-Loss = Callable[[TokenTerms, LossOptions], TokenLosses]
 Aggregate = Callable[[np.ndarray], np.ndarray]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Algorithm:
     """How rewards become a scalar loss.
 
     The scalar is the sum over all sampled tokens of an update of `weight * loss`, so an
     algorithm does not see how tokens were packed or split into micro-batches.
+
+    Functions that are traced by JAX (loss, divergence, old_policy, corrections) must be module-level
+    functions or frozen values, so that equal algorithms share their compiled programs.
+
+    Raises:
+        ConfigError: there are corrections, but the old policy is the sampler's: nothing to correct.
     """
 
     name: str
     advantages: Advantages
     """Rewards of one group [group_size], NaN where missing, to advantages [group_size]. On the host."""
     loss: Loss
-    """The loss of each sampled token. Traced by JAX; must be a module-level function to be compiled once."""
+    """The loss of each sampled token. Traced by JAX."""
     aggregate: Aggregate
     """Sampled tokens of each trajectory of the update [trajectories] to the weight of one of its
     tokens [trajectories]. On the host."""
+    credit: Credit = outcome
+    """Which rewards are compared, and which tokens have them. On the host."""
+    shaping: Shaping | None = None
+    """What is added to a trajectory's reward, e.g. an `OverlongPenalty`. On the host."""
+    clip_low: float = 0.2
+    """The ratio is clipped below 1 - clip_low, unless the configuration says otherwise."""
+    clip_high: float = 0.2
+    """The ratio is clipped above 1 + clip_high, unless the configuration says otherwise."""
+    divergence: Divergence = k3
+    """Estimates the divergence from the reference where beta is above 0. Traced by JAX."""
+    divergence_in: Literal["loss", "reward"] = "loss"
+    """Whether beta times the divergence is added to the loss or taken off the reward, token by token."""
+    old_policy: OldPolicy = sampler_policy
+    """What the ratio is measured from. Traced by JAX."""
+    corrections: tuple[Correction, ...] = ()
+    """Weigh or mask tokens by old / sampler; their product counts. Traced by JAX."""
+
+    def __post_init__(self) -> None:
+        if self.corrections and self.old_policy is sampler_policy:
+            raise ConfigError(
+                f"{self.name}: corrections weigh the old policy against the sampler's, and old_policy is the "
+                "sampler's own, so there is nothing to correct. Set old_policy=recomputed_policy or "
+                "interpolated_policy, or leave the corrections out."
+            )
+        if self.divergence_in not in ("loss", "reward"):
+            raise ConfigError(f'divergence_in must be "loss" or "reward", got {self.divergence_in!r}.')
+
+    def __repr__(self) -> str:
+        """The same in every process: functions by name."""
+        parts = ", ".join(f"{field.name}={_named(getattr(self, field.name))}" for field in fields(self))
+        return f"Algorithm({parts})"
 
 
-def group_advantages(rewards: Any, normalize: bool = True) -> np.ndarray:
-    """How much better each trajectory did than its own group: (r - mean) / std.
-
-    A group whose rewards are all equal teaches nothing: its advantages are exactly 0. Missing
-    rewards (not finite) are left out of mean and std and get the advantage 0.
-
-    Args:
-        rewards: [..., group_size]; any scale. Statistics are over the last axis, in float64.
-        normalize: Divide by the group's standard deviation (GRPO). False keeps the plain
-            difference, in reward units (Dr. GRPO).
-
-    Returns:
-        Advantages, float64, shaped as `rewards`; each group sums to 0 up to rounding.
-
-    Differs from the paper where std is 0 or all difference is rounding (see EQUAL_REWARDS): 0
-    there, and so no epsilon is added to std, which is that of the population.
-
-    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2;
-        Liu et al. 2025 (arXiv:2503.20783) for normalize=False.
-    """
-    rewards = np.asarray(rewards, np.float64)
-    scored = np.isfinite(rewards)
-    values = np.where(scored, rewards, 0.0)
-    count = np.maximum(scored.sum(-1, keepdims=True), 1)
-    centred = np.where(scored, values - values.sum(-1, keepdims=True) / count, 0.0)
-    highest = np.max(values, axis=-1, keepdims=True, where=scored, initial=-np.inf)
-    lowest = np.min(values, axis=-1, keepdims=True, where=scored, initial=np.inf)
-    differs = highest - lowest > EQUAL_REWARDS * np.maximum(np.abs(highest), np.abs(lowest))
-    if not normalize:
-        return np.where(differs, centred, 0.0)
-    largest = np.max(np.abs(centred), axis=-1, keepdims=True, initial=0.0)
-    scaled = centred / np.where(differs, largest, 1.0)  # or the square of a tiny reward would be 0
-    spread = np.sqrt((scaled**2).sum(-1, keepdims=True) / count)
-    return np.where(differs, scaled / np.where(differs, spread, 1.0), 0.0)
-
-
-def mean_difference(rewards: Any) -> np.ndarray:
-    """r - mean of the group: `group_advantages(rewards, normalize=False)`."""
-    return group_advantages(rewards, normalize=False)
-
-
-def clipped_ratio_loss(terms: TokenTerms, options: LossOptions) -> TokenLosses:
-    """PPO's clipped objective per token, with a KL penalty to the reference when beta > 0.
-
-    loss = -min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A) + beta * k3
-    ρ = exp(clamp(logprob - sampler_logprob)),  k3 = exp(d) - d - 1,  d = clamp(reference_logprob - logprob)
-
-    The sampler's log-probabilities stand for the old policy. Both differences are clamped to
-    ± MAX_LOG_RATIO, which the papers do not do.
-
-    Source: Schulman et al. 2017 (arXiv:1707.06347), equation 7; Shao et al. 2024
-        (arXiv:2402.03300), equations 3 and 4; Yu et al. 2025 (arXiv:2503.14476), equation 10,
-        for the two clip bounds.
-    """
-    ratio = jnp.exp(log_ratio(terms.logprob, terms.sampler_logprob, terms.mask))
-    free = ratio * terms.advantage
-    held = jnp.clip(ratio, 1.0 - options.clip_low, 1.0 + options.clip_high) * terms.advantage
-    loss = -jnp.minimum(free, held)
-    kl = jnp.zeros_like(loss)
-    if options.beta > 0:
-        difference = log_ratio(terms.reference_logprob, terms.logprob, terms.mask)
-        kl = jnp.exp(difference) - difference - 1.0
-        loss = loss + options.beta * kl
-    return TokenLosses(
-        loss=jnp.where(terms.mask, loss, 0.0),
-        kl=jnp.where(terms.mask, kl, 0.0),
-        clipped=jnp.where(terms.mask, held < free, False).astype(jnp.float32),
-    )
-
-
-def log_ratio(logprob: Array, other: Array, mask: Array) -> Array:
-    """logprob - other [tokens], clamped to ± MAX_LOG_RATIO, 0 outside the mask (whatever stands there)."""
-    difference = jnp.where(mask, logprob, 0.0) - jnp.where(mask, other, 0.0)
-    return jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+def _named(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_named, value))})"
+    return getattr(value, "__qualname__", None) or repr(value)
 
 
 def token_mean(lengths: np.ndarray) -> np.ndarray:
@@ -171,6 +141,14 @@ def sequence_mean(lengths: np.ndarray) -> np.ndarray:
     Source: Shao et al. 2024 (arXiv:2402.03300), equation 3.
     """
     return 1.0 / (max(len(lengths), 1) * np.maximum(lengths, 1))
+
+
+def sequence_sum(lengths: np.ndarray) -> np.ndarray:
+    """Every token weighs 1 / trajectories: the log-probability of a trajectory is the sum of its tokens'.
+
+    Source: Ahmadian et al. 2024 (arXiv:2402.14740), section 2.2.
+    """
+    return np.full(len(lengths), 1.0 / max(len(lengths), 1))
 
 
 @dataclass(frozen=True)
@@ -201,3 +179,52 @@ dr_grpo = Algorithm("dr_grpo", advantages=mean_difference, loss=clipped_ratio_lo
 
 `replace(dr_grpo, aggregate=FixedLength(n))` where episodes may sample n tokens.
 """
+
+dapo = replace(grpo_token_mean, name="dapo", clip_high=0.28)
+"""Clip-higher and token-mean. Source: Yu et al. 2025 (arXiv:2503.14476), section 3 and 4.1 (0.2 and 0.28).
+
+Its other two parts are options of yours: dynamic sampling is `filter_equal_rewards=True` of the
+configuration; overlong shaping is `replace(dapo, shaping=OverlongPenalty(max_tokens, buffer_tokens))`.
+"""
+
+gspo = replace(grpo, name="gspo", loss=sequence_ratio_loss, clip_low=3e-4, clip_high=4e-4)
+"""Ratio and clip of whole sequences. Source: Zheng et al. 2025 (arXiv:2507.18071), section 5.1 for the bounds."""
+
+gspo_token = replace(gspo, name="gspo_token", credit=ReturnsToGo())
+"""GSPO with advantages that differ by turn. Source: Zheng et al. 2025 (arXiv:2507.18071), section 4.3."""
+
+rloo = Algorithm("rloo", advantages=leave_one_out, loss=score_function_loss, aggregate=sequence_sum)
+"""REINFORCE with the mean of the others as baseline. Source: Ahmadian et al. 2024 (arXiv:2402.14740).
+
+Exact where it is trained on-policy; else `replace(rloo, old_policy=recomputed_policy,
+corrections=(TruncatedImportanceSampling(),))`. The paper takes the divergence off the reward:
+`replace(rloo, divergence=k1, divergence_in="reward")`.
+"""
+
+cispo = replace(grpo_token_mean, name="cispo", loss=bounded_weight_loss, clip_low=1.0, clip_high=4.0)
+"""Bounded ratios as weights: no token loses its gradient. Source: MiniMax 2025 (arXiv:2506.13585).
+
+There the lower bound is off and the upper one is not given; 1 + 4 is that of Khatri et al. 2025
+(arXiv:2510.13786).
+"""
+
+reinforce_pp = Algorithm(
+    "reinforce_pp",
+    advantages=plain_rewards,
+    loss=clipped_ratio_loss,
+    aggregate=token_mean,
+    credit=BatchNormalized(token_returns),
+    divergence=k1,
+    divergence_in="reward",
+)
+"""REINFORCE++: no groups; advantages normalised over the whole update. Source: Hu et al. 2025 (arXiv:2501.03262)."""
+
+reinforce_pp_baseline = Algorithm(
+    "reinforce_pp_baseline",
+    advantages=mean_difference,
+    loss=clipped_ratio_loss,
+    aggregate=token_mean,
+    credit=BatchNormalized(outcome),
+    divergence=k2,
+)
+"""REINFORCE++ with the group's mean as baseline. Source: Hu et al. 2025 (arXiv:2501.03262)."""

@@ -10,8 +10,11 @@ from jax import Array
 from agentlab.models import Decoder, DecoderConfig
 from agentlab.models.attention import attend
 from agentlab.models.decoder import rotary_frequencies
-from agentlab.training.algorithms import Loss, LossOptions, TokenTerms, log_ratio
+from agentlab.training.attention import attend_packed
+from agentlab.training.corrections import Correction, OldPolicy, Policies, correct, sampler_policy
+from agentlab.training.losses import Loss, LossOptions, TokenTerms, log_ratio
 from agentlab.training.packing import MicroBatch
+from agentlab.training.quantized import unpacked
 from agentlab.training.weights import Stacked, one_layer_decoder, split_layers
 
 NO_WINDOW = 2**30
@@ -33,11 +36,21 @@ class Program:
     """Sampled tokens whose vocabulary logits exist at the same time."""
     remat: bool
     """Compute each layer again in the backward pass instead of keeping its inside."""
+    old_policy: OldPolicy = sampler_policy
+    corrections: tuple[Correction, ...] = ()
 
 
 @functools.partial(jax.jit, static_argnames="program", donate_argnames="gradients")
 def accumulate(
-    program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch, reference: Array, gradients: Stacked
+    program: Program,
+    trained: Stacked,
+    frozen: Stacked,
+    batch: MicroBatch,
+    reference: Array,
+    gradients: Stacked,
+    *,
+    before: Array | None = None,
+    version: Array | int = 0,
 ) -> tuple[Stacked, Sums]:
     """Add the gradient of one micro-batch's share of the loss.
 
@@ -46,8 +59,14 @@ def accumulate(
         frozen: In the model's type.
         reference: Log-probabilities under the reference policy, [B * T], in the order of the targets.
         gradients: float32, like `trained`; donated.
+        before: Log-probabilities under the weights that the update began with, [B * T]; None where
+            `trained` are still those.
+        version: Of the weights that the update began with.
     """
-    (_, sums), added = jax.value_and_grad(_loss, argnums=1, has_aux=True)(program, trained, frozen, batch, reference)
+    (_, sums), added = jax.value_and_grad(_loss, argnums=1, has_aux=True)(
+        program, trained, frozen, batch, reference, before, version
+    )
+    sums["nonfinite"] = 1.0 - jnp.isfinite(sum(jnp.sum(x) for x in jax.tree.leaves(added)))
     return jax.tree.map(jnp.add, gradients, added), sums
 
 
@@ -58,22 +77,33 @@ def score(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch
 
 
 def _loss(
-    program: Program, trained: Stacked, frozen: Stacked, batch: MicroBatch, reference: Array
+    program: Program,
+    trained: Stacked,
+    frozen: Stacked,
+    batch: MicroBatch,
+    reference: Array,
+    before: Array | None,
+    version: Array | int,
 ) -> tuple[Array, Sums]:
     logprob, entropy = token_logprobs(program, trained, frozen, batch)
-    targets = batch.targets
-    sampler, advantage, weight, sequence = map(
-        jnp.asarray, (targets.logprob, targets.advantage, targets.weight, targets.sequence)
-    )
-    mask = sequence >= 0
-    losses = program.loss(TokenTerms(logprob, sampler, reference, advantage, sequence, mask), program.options)
-    loss = jnp.sum(weight * losses.loss)
-    ratio = jnp.exp(log_ratio(logprob, sampler, mask))
-    gap = jnp.where(mask, jnp.abs(logprob - sampler), 0.0)
+    targets = jax.tree.map(jnp.asarray, batch.targets)
+    mask, sampler = targets.sequence >= 0, targets.logprob
+    current = jax.lax.stop_gradient(logprob)
+    age = jnp.where(mask, jnp.maximum(version - targets.version, 0), 0)
+    old = program.old_policy(Policies(sampler, current, current if before is None else before, age))
+    weights = correct(program.corrections, old, sampler, targets.row, mask)
+    terms = TokenTerms(logprob, old, reference, targets.advantage, targets.row, mask, weights.weight, entropy)
+    losses = program.loss(terms, program.options)
+    loss = jnp.sum(targets.weight * losses.loss)
+    ratio = jnp.exp(log_ratio(current, sampler, mask))
+    gap = jnp.where(mask, jnp.abs(current - sampler), 0.0)
     sums = {
         "loss_sum": loss,
         "kl_sum": jnp.sum(losses.kl),
         "clipped_sum": jnp.sum(losses.clipped),
+        "weight_sum": jnp.sum(jnp.where(mask, weights.weight, 0.0)),
+        "bounded_sum": jnp.sum(mask & weights.bounded, dtype=jnp.float32),
+        "masked_sum": jnp.sum(mask & (weights.weight == 0), dtype=jnp.float32),
         "entropy_sum": jnp.sum(entropy),
         "ratio_sum": jnp.sum(jnp.where(mask, ratio, 0.0)),
         "ratio_min": jnp.min(jnp.where(mask, ratio, jnp.inf)),
@@ -104,7 +134,8 @@ def token_logprobs(program: Program, trained: Stacked, frozen: Stacked, batch: M
         total = jax.nn.logsumexp(logits, axis=-1)
         logprob = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - total
         expected = jnp.sum(jnp.exp(logits - total[:, None]) * logits, axis=-1)
-        return jnp.where(mask, logprob, 0.0), jax.lax.stop_gradient(jnp.where(mask, total - expected, 0.0))
+        entropy = total - expected if program.options.entropy_bonus else jax.lax.stop_gradient(total - expected)
+        return jnp.where(mask, logprob, 0.0), jnp.where(mask, entropy, 0.0)
 
     def chunk_of(_: None, piece: tuple[Array, Array, Array]) -> tuple[None, tuple[Array, Array]]:
         zeros = jnp.zeros(chunk, jnp.float32)
@@ -118,25 +149,37 @@ def _hidden(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBat
     """(a decoder whose `logits` may be asked, hidden states [B, T, D] after the final norm)."""
     config = program.config
     top, layers = split_layers({**frozen, **{name: array.astype(program.dtype) for name, array in trained.items()}})
-    outer = one_layer_decoder(config, top, {name: array[0] for name, array in layers.items()})
+    outer = one_layer_decoder(config, top, _layer(layers, 0))
     positions = jnp.asarray(batch.positions)[..., None].astype(jnp.float32)
     related, distance = _related(batch)
 
-    def block(x: Array, piece: tuple[Stacked, Array, Array | None]) -> tuple[Array, None]:
+    def block(x: Array, piece: tuple[Stacked, Array, Array | int | None]) -> tuple[Array, None]:
         layer, frequencies, window = piece
         mask = related if window is None else related & (distance < window)
 
         def attention(_: int, q: Array, k: Array, v: Array) -> Array:
+            if config.attention_soft_cap is None:
+                return attend_packed(q, k, v, mask, scale=config.attention_scale)
             return attend(q, k, v, mask, scale=config.attention_scale, soft_cap=config.attention_soft_cap)
 
-        return one_layer_decoder(config, top, layer).layers[0](x, positions * frequencies, 0, attention), None
+        decoder = one_layer_decoder(config, top, unpacked(layer))
+        return decoder.layers[0](x, positions * frequencies, 0, attention), None
 
-    windows = jnp.asarray([window or NO_WINDOW for window in config.windows]) if config.windows else None
+    block = jax.checkpoint(block) if program.remat else block
+    windows = [window or NO_WINDOW for window in config.windows] or None
     local = map(config.has_local_rope, range(config.num_layers))
     frequencies = jnp.asarray([rotary_frequencies(config, local=layer) for layer in local])
     x = outer.embed(jnp.asarray(batch.tokens))
-    x, _ = jax.lax.scan(jax.checkpoint(block) if program.remat else block, x, (layers, frequencies, windows))
+    if any(isinstance(array, tuple) for array in layers.values()):
+        for number in range(config.num_layers):
+            x, _ = block(x, (_layer(layers, number), frequencies[number], windows and windows[number]))
+    else:
+        x, _ = jax.lax.scan(block, x, (layers, frequencies, windows and jnp.asarray(windows)))
     return outer, outer.norm(x)
+
+
+def _layer(layers: Stacked, number: int) -> Stacked:
+    return unpacked({name: array[number] for name, array in layers.items()})
 
 
 def _related(batch: MicroBatch) -> tuple[Array, Array]:

@@ -12,7 +12,8 @@ from agentlab.types import TrajectoryGroup
 GAP_ALARM = 0.05
 """Mean gap of the log-probabilities, in nats, above which engine and trainer disagree: weights in
 bfloat16 on both sides differ by a few thousandths."""
-OF_LOSS = ("loss", "kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "clip_share")
+OF_CORRECTION = ("correction_mean", "bounded_share", "masked_share")
+OF_LOSS = ("loss", "kl", "entropy", "ratio_mean", "ratio_min", "ratio_max", "clip_share", *OF_CORRECTION)
 OF_STEP = ("grad_norm", "learning_rate", "nonfinite")
 OF_EPOCH = (*OF_LOSS, "logprob_gap_mean", "logprob_gap_max", *OF_STEP)
 
@@ -40,6 +41,9 @@ def loss_metrics(sums: Sequence[Mapping[str, Any]], count: int) -> dict[str, flo
         "ratio_min": min(float(one["ratio_min"]) for one in sums),
         "ratio_max": max(float(one["ratio_max"]) for one in sums),
         "clip_share": total["clipped_sum"] / count,
+        "correction_mean": total["weight_sum"] / count,
+        "bounded_share": total["bounded_sum"] / count,
+        "masked_share": total["masked_sum"] / count,
         "logprob_gap_mean": total["gap_sum"] / count,
         "logprob_gap_max": max(float(one["gap_max"]) for one in sums),
     }

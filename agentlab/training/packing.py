@@ -1,14 +1,16 @@
 """Packing: groups of trajectories become micro-batches of rows [B, T], a group's prompt stored once per row."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from agentlab.errors import ConfigError
-from agentlab.training.algorithms import Advantages, Aggregate, group_advantages, token_mean
-from agentlab.types import TokenRow, TrajectoryGroup
+from agentlab.training.advantages import Advantages, Credit, Shaping, group_advantages, outcome, token_advantages
+from agentlab.training.algorithms import Aggregate, token_mean
+from agentlab.types import TokenRow, Trajectory, TrajectoryGroup
 
 SHORTEST_ROW = 64
 """Tokens of the shortest row that is ever compiled."""
@@ -27,13 +29,17 @@ class Targets(NamedTuple):
     logprob: np.ndarray
     """float32; under the weights and at the temperature that sampled it."""
     advantage: np.ndarray
-    """float32; of its trajectory."""
+    """float32; of the token: that of its trajectory, or of its turn."""
     weight: np.ndarray
     """float32; its share of the loss of the whole update."""
     version: np.ndarray
     """int32; of the policy that sampled it."""
     sequence: np.ndarray
     """int32; number of its trajectory in the update; -1 marks the empty entries."""
+    row: np.ndarray
+    """int32; number of its token row in the micro-batch."""
+    place: np.ndarray
+    """int32; how many tokens of its trajectory were sampled before it."""
 
 
 class MicroBatch(NamedTuple):
@@ -91,6 +97,8 @@ class Packed:
 
     batches: tuple[MicroBatch, ...]
     counts: PackCounts
+    sequences: tuple[tuple[int, int], ...] = ()
+    """(number of the group, number in the group) of each trajectory that counts, as `Targets.sequence` has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +107,10 @@ class Member:
 
     row: TokenRow
     sequence: int
-    advantage: float
+    first: int
+    """Tokens of its trajectory that were sampled in rows before."""
+    advantages: np.ndarray
+    """[sampled tokens of the row]"""
     weight: float = 0.0
 
     @property
@@ -146,10 +157,13 @@ def pack(
     *,
     advantages: Advantages = group_advantages,
     aggregate: Aggregate = token_mean,
+    credit: Credit = outcome,
+    shaping: Shaping | None = None,
     row_tokens: int = 512,
     micro_batch_tokens: int = 512,
     share_prefix: bool = True,
     keep_equal_groups: bool = False,
+    pad_to_longest: bool = False,
 ) -> Packed:
     """Pack groups into micro-batches whose shapes come from a small set.
 
@@ -161,10 +175,14 @@ def pack(
         groups: Finished groups. A trajectory without reward or sampled tokens is left out and counted.
         advantages: Rewards [group_size] to advantages [group_size].
         aggregate: Sampled tokens per trajectory to the weight of each of its tokens, over the whole update.
+        credit: Says which rewards are compared, and which tokens have the advantages.
+        shaping: What is added to a trajectory's reward.
         row_tokens: Tokens that a row is filled up to.
         micro_batch_tokens: Most tokens of rows that are computed together, padding included.
         share_prefix: False stores every trajectory whole, in a segment of its own.
         keep_equal_groups: Keep groups whose advantages are all 0 (a divergence term still teaches).
+        pad_to_longest: Do not pack: give every token row a row of its own, all as long as the longest.
+            What packing is measured against.
 
     Raises:
         ConfigError: micro_batch_tokens is less than row_tokens, or row_tokens less than SHORTEST_ROW.
@@ -175,22 +193,58 @@ def pack(
             f"row_tokens must be at least {SHORTEST_ROW} and at most micro_batch_tokens, "
             f"got row_tokens={row_tokens} and micro_batch_tokens={micro_batch_tokens}."
         )
-    members, counts = _members(groups, advantages, aggregate)
-    kept = [m for m in members if m and (keep_equal_groups or any(x.advantage != 0 for x in m))]
-    rows = _fill([bundle for m in kept for bundle in _bundles(m, share_prefix)], row_tokens)
+    values = token_advantages(groups, advantages=advantages, credit=credit, shaping=shaping)
+    members, sequences, left_out = _members(groups, values, aggregate)
+    kept = [m for m in members if m and (keep_equal_groups or any(x.advantages.any() for x in m))]
+    if pad_to_longest:
+        rows = _one_row_each([x for m in kept for x in m])
+    else:
+        rows = _fill([bundle for m in kept for bundle in _bundles(m, share_prefix)], row_tokens)
     batches = tuple(_batches(rows, micro_batch_tokens))
     return Packed(
         batches,
         PackCounts(
-            **counts,
+            **left_out,
             groups=len(groups),
+            trajectories=len(sequences),
             skipped_groups=len(groups) - len(kept),
             sampled_tokens=sum(sum(x.row.loss_mask) for m in kept for x in m),
             tokens=sum(bundle.tokens for row in rows for bundle in row.bundles),
             places=sum(batch.tokens.size for batch in batches),
             unpacked_tokens=sum(x.length for m in kept for x in m),
         ),
+        tuple(sequences),
     )
+
+
+def with_advantages(packed: Packed, values: Sequence[Sequence[np.ndarray]]) -> Packed:
+    """The same batches with other advantages.
+
+    Args:
+        packed: Of some groups.
+        values: Advantages [sampled tokens] by group and trajectory, as `token_advantages` gives them.
+    """
+    by_sequence = [values[group][index] for group, index in packed.sequences]
+    batches = []
+    for batch in packed.batches:
+        targets, advantage = batch.targets, np.zeros_like(batch.targets.advantage)
+        for entry in np.flatnonzero(targets.sequence >= 0):
+            advantage[entry] = by_sequence[targets.sequence[entry]][targets.place[entry]]
+        batches.append(batch._replace(targets=targets._replace(advantage=advantage)))
+    return replace(packed, batches=tuple(batches))
+
+
+def declared_shapes(row_tokens: int, micro_batch_tokens: int) -> frozenset[tuple[int, int]]:
+    """All shapes [B, T] of micro-batches that trajectories of at most `row_tokens` tokens can make.
+
+    Trajectories of more tokens than that add shapes of their own `row_length`.
+    """
+    longest, shapes, length = row_length(row_tokens), set(), SHORTEST_ROW
+    while length <= longest:
+        most = max(micro_batch_tokens // length, 1)
+        shapes |= {(1 << power, length) for power in range(most.bit_length())}
+        length = row_length(length + 1)
+    return frozenset(shapes)
 
 
 def row_length(tokens: int) -> int:
@@ -202,27 +256,36 @@ def row_length(tokens: int) -> int:
 
 
 def _members(
-    groups: Sequence[TrajectoryGroup], advantages: Advantages, aggregate: Aggregate
-) -> tuple[list[list[Member]], dict[str, int]]:
-    """The token rows that count, by group, weighed over the whole update, and what was left out."""
+    groups: Sequence[TrajectoryGroup], values: Sequence[Sequence[np.ndarray]], aggregate: Aggregate
+) -> tuple[list[list[Member]], list[tuple[int, int]], dict[str, int]]:
+    """The token rows that count, by group, weighed over the whole update; whose they are; what was left out."""
     found: list[list[Member]] = []
+    sequences: list[tuple[int, int]] = []
     lengths: list[int] = []
     unscored = unsampled = 0
-    for group in groups:
+    for number, group in enumerate(groups):
         found.append([])
-        values = advantages(np.asarray(group.rewards, np.float64))
-        for trajectory, advantage in zip(group.trajectories, values, strict=True):
+        for index, trajectory in enumerate(group.trajectories):
             if not trajectory.scored:
                 unscored += 1
             elif trajectory.num_sampled == 0:
                 unsampled += 1
             else:
-                rows = [_checked(row, trajectory.group_id) for row in trajectory.rows if 1 in row.loss_mask]
-                found[-1] += [Member(row, len(lengths), float(advantage)) for row in rows]
+                found[-1] += _rows(trajectory, len(sequences), values[number][index])
+                sequences.append((number, index))
                 lengths.append(trajectory.num_sampled)
     weights = aggregate(np.asarray(lengths, np.int64))
-    weighed = [[Member(m.row, m.sequence, m.advantage, float(weights[m.sequence])) for m in group] for group in found]
-    return weighed, {"trajectories": len(lengths), "unscored": unscored, "unsampled": unsampled}
+    weighed = [[replace(m, weight=float(weights[m.sequence])) for m in group] for group in found]
+    return weighed, sequences, {"unscored": unscored, "unsampled": unsampled}
+
+
+def _rows(trajectory: Trajectory, sequence: int, advantages: np.ndarray) -> Iterator[Member]:
+    first = 0
+    for row in trajectory.rows:
+        if 1 in row.loss_mask:
+            last = first + sum(row.loss_mask)
+            yield Member(_checked(row, trajectory.group_id), sequence, first, advantages[first:last])
+            first = last
 
 
 def _checked(row: TokenRow, group_id: str) -> TokenRow:
@@ -262,6 +325,11 @@ def _fill(bundles: Iterable[Bundle], row_tokens: int) -> list[OpenRow]:
     return rows
 
 
+def _one_row_each(members: Sequence[Member]) -> list[OpenRow]:
+    longest = max((Bundle(0, (member,)).size for member in members), default=0)
+    return [OpenRow(longest, longest, [Bundle(0, (member,))]) for member in members]
+
+
 def _split(bundle: Bundle, row_tokens: int) -> Iterator[Bundle]:
     """Parts of at most `row_tokens`; a member that is longer alone becomes a part of its own."""
     part: tuple[Member, ...] = ()
@@ -289,6 +357,7 @@ def _micro_batch(rows: Sequence[OpenRow], num_rows: int, length: int) -> MicroBa
     tokens, positions = np.zeros((2, num_rows, length), np.int32)
     segments, prefixes = np.full((2, num_rows, length), -1, np.int32)
     targets: list[tuple[int | float, ...]] = []
+    token_rows = itertools.count()
     for number, row in enumerate(rows):
         place = segment = 0
         for bundle in row.bundles:
@@ -305,31 +374,35 @@ def _micro_batch(rows: Sequence[OpenRow], num_rows: int, length: int) -> MicroBa
                 positions[number, own] = np.arange(bundle.prefix, member.length)
                 segments[number, own] = segment
                 prefixes[number, own] = first if bundle.prefix else segment
-                targets += _targets(member, bundle.prefix, number * length + shared.start, number * length + place)
+                places = number * length + shared.start, number * length + place
+                targets += _targets(member, bundle.prefix, *places, next(token_rows))
                 place, segment = own.stop, segment + 1
     return MicroBatch(tokens, positions, segments, prefixes, _columns(targets, num_rows * length))
 
 
-def _targets(member: Member, prefix: int, prefix_place: int, own_place: int) -> Iterator[tuple[int | float, ...]]:
+def _targets(
+    member: Member, prefix: int, prefix_place: int, own_place: int, token_row: int
+) -> Iterator[tuple[int | float, ...]]:
     """The fields of `Targets` for each sampled token of one member."""
     row = member.row
-    for at, sampled in enumerate(row.loss_mask):
-        if sampled:
-            before = at - 1
-            index = prefix_place + before if before < prefix else own_place + before - prefix
-            yield (
-                index,
-                row.tokens[at],
-                row.logprobs[at],
-                member.advantage,
-                member.weight,
-                row.policy_versions[at],
-                member.sequence,
-            )
+    sampled = [at for at, mask in enumerate(row.loss_mask) if mask]
+    for number, (at, advantage) in enumerate(zip(sampled, member.advantages, strict=True)):
+        before = at - 1
+        yield (
+            prefix_place + before if before < prefix else own_place + before - prefix,
+            row.tokens[at],
+            row.logprobs[at],
+            advantage,
+            member.weight,
+            row.policy_versions[at],
+            member.sequence,
+            token_row,
+            member.first + number,
+        )
 
 
 def _columns(targets: Sequence[tuple[int | float, ...]], size: int) -> Targets:
-    kinds = (np.int32, np.int32, np.float32, np.float32, np.float32, np.int32, np.int32)
+    kinds = (np.int32, np.int32, *[np.float32] * 3, *[np.int32] * 4)
     columns = [np.zeros(size, kind) for kind in kinds]
     for column, values in zip(columns, zip(*targets, strict=True), strict=bool(targets)):
         column[: len(targets)] = values

@@ -10,7 +10,7 @@ from agentlab.training.algorithms import Algorithm, LossOptions, TokenLosses, To
 from agentlab.training.trainer import TrainConfig
 from agentlab.types import config
 
-WITHOUT_USE = ("beta", "clip_low", "clip_high", "solved_reward")
+WITHOUT_USE = ("algorithm", "beta", "clip_low", "clip_high", "dual_clip", "entropy_bonus", "solved_reward")
 """Options of `TrainConfig` that say nothing where there are no rewards."""
 
 

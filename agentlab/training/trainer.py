@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from agentlab.errors import ConfigError
 from agentlab.models import Model, add_lora
 from agentlab.models.tree import flat_arrays
 from agentlab.tracing import Stage, now_ns, span
-from agentlab.training.algorithms import Algorithm, LossOptions, grpo
+from agentlab.training.advantages import token_advantages
+from agentlab.training.algorithms import Algorithm, grpo
 from agentlab.training.checkpoint import (
     KEPT,
     CheckpointStore,
@@ -25,7 +26,9 @@ from agentlab.training.checkpoint import (
     described,
     holds_checkpoints,
 )
-from agentlab.training.forward import Program, accumulate, score
+from agentlab.training.corrections import interpolated_policy, sampler_policy
+from agentlab.training.forward import Program
+from agentlab.training.losses import LossOptions
 from agentlab.training.metrics import (
     gap_alarm,
     loss_metrics,
@@ -35,8 +38,10 @@ from agentlab.training.metrics import (
     staleness_metrics,
 )
 from agentlab.training.optimizer import step, update_rule
-from agentlab.training.packing import SHORTEST_ROW, MicroBatch, Packed, pack
-from agentlab.training.weights import Stacked, published, split_trained, stack_layers
+from agentlab.training.packing import SHORTEST_ROW, MicroBatch, Packed, pack, with_advantages
+from agentlab.training.quantized import QuantizedType, on_grid, quantize
+from agentlab.training.replicas import Replicas, Round
+from agentlab.training.weights import Stacked, published, split_trained, stack_layers, trainable_layers
 from agentlab.types import Policy, SamplingParams, TrajectoryGroup, config
 
 
@@ -44,22 +49,36 @@ from agentlab.types import Policy, SamplingParams, TrajectoryGroup, config
 class TrainConfig:
     """How the weights are updated."""
 
-    learning_rate: float = 1e-4
-    """Of AdamW, after warm-up. About 1e-4 for adapters, 1e-6 to 1e-5 for all weights."""
+    algorithm: Algorithm = grpo
+    """How rewards become a loss: one of `agentlab.algorithms`, or `replace(algorithms.grpo, ...)`."""
+    learning_rate: float | Callable = 1e-4
+    """After warm-up; a number or an optax schedule. About 1e-4 for adapters, 1e-6 to 1e-5 for all weights."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises linearly to its value."""
     weight_decay: float = 0.0
+    """Of AdamW."""
+    optimizer: Callable | None = None
+    """In place of AdamW: a function that makes an optax optimizer of the learning rate, e.g. `optax.lion`."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this global norm."""
     beta: float = 0.0
     """Weight of the divergence from the frozen base model; 0 computes no reference."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """Ratios are clipped to [1 - clip_low, 1 + clip_high]."""
+    clip_low: float | None = None
+    clip_high: float | None = None
+    """Ratios are clipped to [1 - clip_low, 1 + clip_high]; None takes the algorithm's own bounds."""
+    dual_clip: float | None = None
+    """Bound, above 1, of the loss of tokens with a negative advantage, in units of it; None for no bound."""
+    entropy_bonus: float = 0.0
+    """Weight of the policy's entropy, which is taken off the loss."""
     lora_rank: int = 16
     """Of the adapters of all linear layers; 0 trains all weights instead."""
     lora_alpha: float | None = None
     """Adapters are scaled by lora_alpha / lora_rank; None takes 2 * lora_rank."""
+    base_type: QuantizedType | None = None
+    """Kind in which the frozen weights under the adapters are held, "nf4" (4 bits) or "int8"; None leaves them
+    as they are. Needs the extra `qlora`."""
+    frozen: Callable | None = None
+    """By the name of a weight, e.g. "layers.3.mlp.up_proj.weight", whether it (or its adapter) stays as it is."""
     epochs_per_batch: int = 1
     """Optimizer steps on the same groups, each over all of them."""
     row_tokens: int = 512
@@ -72,6 +91,9 @@ class TrainConfig:
     """Sampled tokens whose vocabulary logits exist at the same time."""
     remat: bool = False
     """Compute layers again in the backward pass: less memory, about a third more time."""
+    scan_layers: bool = True
+    """Compile one layer and loop over all: soon compiled, but frozen weights are held stacked, beside the model's
+    own. False compiles every layer, and under adapters uses the model's own arrays: no second copy."""
     solved_reward: float = 1.0
     """Reward from which a trajectory counts as solved in the metrics."""
     seed: int = 0
@@ -79,16 +101,29 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "max_grad_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}.")
-        for name in ("warmup_steps", "weight_decay", "beta", "clip_high", "lora_rank"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be at least 0 and finite, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if not callable(value) and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {value}.")
+        for name in ("warmup_steps", "weight_decay", "beta", "clip_high", "entropy_bonus", "lora_rank"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be at least 0 and finite, got {value}.")
         for name in ("epochs_per_batch", "logit_chunk_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 <= self.clip_low <= 1:
+        if self.clip_low is not None and not 0 <= self.clip_low <= 1:
             raise ConfigError(f"clip_low must lie in [0, 1], got {self.clip_low}.")
+        if self.dual_clip is not None and not 1 < self.dual_clip < math.inf:
+            raise ConfigError(f"dual_clip must be above 1 and finite, got {self.dual_clip}.")
+        if self.base_type is not None and not self.scan_layers:
+            raise ConfigError(f"base_type={self.base_type!r} needs scan_layers=True: quantised weights are stacked.")
+        if self.base_type is not None and not self.lora_rank:
+            raise ConfigError(f"base_type={self.base_type!r} needs adapters to train: set lora_rank above 0.")
+        if self.optimizer is not None and self.weight_decay:
+            raise ConfigError(
+                f"weight_decay={self.weight_decay} is AdamW's, and optimizer replaces AdamW. Give it to the "
+                "optimizer, e.g. optimizer=functools.partial(optax.lion, weight_decay=0.01)."
+            )
         if not SHORTEST_ROW <= self.row_tokens <= self.micro_batch_tokens:
             raise ConfigError(
                 f"row_tokens must be at least {SHORTEST_ROW} and at most micro_batch_tokens, "
@@ -134,11 +169,12 @@ class Trainer:
     Args:
         model: Never changed; its weights are version 0 and, when beta > 0, the reference.
         config: How to update.
-        algorithm: How rewards become a loss.
+        algorithm: How rewards become a loss; None takes the configuration's.
         temperature: That trajectories are sampled at; log-probabilities are taken at the same.
+        devices: Each computes micro-batches of its own; none given is JAX's default device.
 
     Raises:
-        ConfigError: the temperature is not above 0, or the model has adapters already.
+        ConfigError: the temperature is not above 0, the model has adapters already, or nothing is trained.
     """
 
     version: int
@@ -148,37 +184,52 @@ class Trainer:
         self,
         model: Model,
         config: TrainConfig | None = None,
-        algorithm: Algorithm = grpo,
+        algorithm: Algorithm | None = None,
         *,
         temperature: float = 1.0,
+        devices: Sequence[Any] = (),
     ):
         self.config = config or TrainConfig()
         if not 0 < temperature < math.inf:
             raise ConfigError(f"temperature must be above 0 to train, got {temperature}.")
-        self.algorithm = algorithm
+        self.algorithm = algorithm or self.config.algorithm
         self.version = 0
+        self._replicas = Replicas(devices)
+        if self.config.base_type is not None:
+            model = on_grid(model, self.config.base_type)
         self._model = model
         adapted = _with_adapters(model, self.config)
         self._trained, self._frozen = split_trained(
-            stack_layers(adapted.params), adapters_only=bool(self.config.lora_rank)
+            stack_layers(adapted.params, adapters_only=bool(self.config.lora_rank) and not self.config.scan_layers),
+            adapters_only=bool(self.config.lora_rank),
+            frozen=self.config.frozen,
         )
+        if not self._trained:
+            raise ConfigError("frozen must leave something to train, but it is True for every weight of the model.")
+        if self.config.base_type is not None:
+            self._frozen = quantize(self._frozen, self.config.base_type)
+        self._trained, self._frozen = self._replicas.replicate((self._trained, self._frozen))
+        self._trainable = self._replicas.replicate(trainable_layers(self._trained, self.config.frozen))
         self._reference = self._reference_weights() if self.config.beta > 0 else None
         self._program = Program(
             config=adapted.config,
             dtype=str(flat_arrays(model.params)["embed_tokens",].dtype),
-            loss=algorithm.loss,
-            options=LossOptions(clip_low=self.config.clip_low, clip_high=self.config.clip_high, beta=self.config.beta),
+            loss=self.algorithm.loss,
+            options=_loss_options(self.config, self.algorithm),
             temperature=float(temperature),
             logit_chunk_tokens=self.config.logit_chunk_tokens,
             remat=self.config.remat,
+            old_policy=self.algorithm.old_policy,
+            corrections=self.algorithm.corrections,
         )
         self._rule = update_rule(
             self.config.learning_rate,
             self.config.warmup_steps,
             self.config.weight_decay,
             self.config.max_grad_norm,
+            self.config.optimizer,
         )
-        self._optimizer_state = self._rule.optimizer.init(self._trained)
+        self._optimizer_state = self._replicas.replicate(self._rule.optimizer.init(self._trained))
         self._steps = 0
         self._compiled: set[tuple[int, int]] = set()
         self._policy = Policy(0, model.params)
@@ -197,14 +248,15 @@ class Trainer:
         start_ns = now_ns()
         with span("pack", groups=len(groups)):
             packed = self._pack(groups)
-        references = [self._reference_logprobs(batch) for batch in packed.batches]
-        epochs = [self._epoch(packed, references) for _ in range(self.config.epochs_per_batch if packed.batches else 0)]
-        notes = tuple(
-            f"Update {self.version + 1}: the gradient was not finite, the weights were left as they were. "
-            f"Groups: {', '.join(group.id for group in groups)}."
-            for epoch in epochs
-            if epoch["nonfinite"]
-        )
+        rounds = list(self._replicas.rounds(packed.batches))
+        references = [self._reference_logprobs(batch) for batch, *_ in rounds]
+        if self.config.beta > 0 and self.algorithm.divergence_in == "reward":
+            packed = self._penalized(groups, packed, rounds, references)
+            rounds = list(self._replicas.rounds(packed.batches))
+        before = [self._logprobs_before(batch) for batch, *_ in rounds]
+        num_epochs = self.config.epochs_per_batch if packed.batches else 0
+        epochs = [self._epoch(packed, rounds, references, before) for _ in range(num_epochs)]
+        notes = tuple(self._nonfinite_note(groups, packed, epoch) for epoch in epochs if epoch["nonfinite"])
         self.version += 1
         with span("optimizer", what="publish"):
             self._publish(changed=any(not epoch["nonfinite"] for epoch in epochs))
@@ -266,10 +318,53 @@ class Trainer:
             groups,
             advantages=self.algorithm.advantages,
             aggregate=self.algorithm.aggregate,
+            credit=self.algorithm.credit,
+            shaping=self.algorithm.shaping,
             row_tokens=self.config.row_tokens,
             micro_batch_tokens=self.config.micro_batch_tokens,
             share_prefix=self.config.share_prefix,
-            keep_equal_groups=self.config.beta > 0,
+            keep_equal_groups=self.config.beta > 0 or self.config.entropy_bonus > 0,
+        )
+
+    def _penalized(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        packed: Packed,
+        rounds: Sequence[Round],
+        references: Sequence[Array],
+    ) -> Packed:
+        """The same batches, with beta times the divergence taken off the reward of each token."""
+        penalties = [[np.zeros(t.num_sampled) for t in group.trajectories] for group in groups]
+        for (_, members, _), reference in zip(rounds, references, strict=True):
+            for number, own in zip(members, self._replicas.split(reference, len(members)), strict=True):
+                targets, there = packed.batches[number].targets, packed.batches[number].targets.sequence >= 0
+                costs = self.config.beta * np.asarray(self.algorithm.divergence(targets.logprob, own, there))
+                for entry in np.flatnonzero(there):
+                    group, index = packed.sequences[targets.sequence[entry]]
+                    penalties[group][index][targets.place[entry]] = costs[entry]
+        values = token_advantages(
+            groups,
+            advantages=self.algorithm.advantages,
+            credit=self.algorithm.credit,
+            shaping=self.algorithm.shaping,
+            penalties=penalties,
+        )
+        return with_advantages(packed, values)
+
+    def _logprobs_before(self, batch: MicroBatch) -> Array | None:
+        """Under the weights that the update begins with; None where no later epoch needs them."""
+        if self.config.epochs_per_batch == 1 or self.algorithm.old_policy in (sampler_policy, interpolated_policy):
+            return None
+        with span("forward_backward", what="old policy"):
+            return self._replicas.score(self._program, self._trained, self._frozen, batch).block_until_ready()
+
+    def _nonfinite_note(self, groups: Sequence[TrajectoryGroup], packed: Packed, epoch: Mapping[str, Any]) -> str:
+        causes = [batch for batch, broken in zip(packed.batches, epoch["broken"], strict=True) if broken]
+        sequences = sorted({int(s) for batch in causes for s in batch.targets.sequence if s >= 0})
+        names = dict.fromkeys(groups[packed.sequences[s][0]].id for s in sequences)
+        return (
+            f"Update {self.version + 1}: the gradient of {len(causes)} of {len(packed.batches)} micro-batches was not "
+            f"finite, and the weights were left as they were. Groups in them: {', '.join(names)}."
         )
 
     def _reference_weights(self) -> tuple[Stacked, Stacked]:
@@ -283,32 +378,71 @@ class Trainer:
         if self._reference is None:
             return jnp.asarray(batch.targets.logprob)
         with span("forward_backward", what="reference"):
-            return score(self._program, *self._reference, batch).block_until_ready()
+            return self._replicas.score(self._program, *self._reference, batch).block_until_ready()
 
-    def _epoch(self, packed: Packed, references: Sequence[Array]) -> dict[str, float]:
+    def _epoch(
+        self,
+        packed: Packed,
+        rounds: Sequence[Round],
+        references: Sequence[Array],
+        before: Sequence[Array | None],
+    ) -> dict[str, Any]:
         """Gradients over all micro-batches, then one optimizer step."""
-        gradients = jax.tree.map(jnp.zeros_like, self._trained)
-        sums = []
-        for batch, reference in zip(packed.batches, references, strict=True):
-            stage: Stage = "forward_backward" if batch.shape in self._compiled else "compile"
-            with span(stage, rows=batch.shape[0], length=batch.shape[1]):
-                gradients, measured = accumulate(
-                    self._program, self._trained, self._frozen, batch, reference, gradients
+        gradients = self._replicas.zeros(self._trained)
+        sums: dict[int, Any] = {}
+        for (batch, members, shape), reference, old in zip(rounds, references, before, strict=True):
+            stage: Stage = "forward_backward" if shape in self._compiled else "compile"
+            with span(stage, rows=shape[0], length=shape[1]):
+                gradients, measured = self._replicas.accumulate(
+                    self._program,
+                    self._trained,
+                    self._frozen,
+                    batch,
+                    reference,
+                    gradients,
+                    before=old,
+                    version=self.version,
                 )
-                sums.append(jax.device_get(measured))
-            self._compiled.add(batch.shape)
+                sums.update(zip(members, self._replicas.split(measured, len(members)), strict=True))
+            self._compiled.add(shape)
         rate = float(self._rule.learning_rate(self._steps))
         with span("optimizer"):
             self._trained, self._optimizer_state, taken = step(
-                self._rule, self._trained, self._optimizer_state, gradients
+                self._rule,
+                self._trained,
+                self._optimizer_state,
+                self._replicas.total(gradients),
+                self._trainable,
             )
             measured = {name: float(value) for name, value in jax.device_get(taken).items()}
         self._steps += not measured["nonfinite"]
-        return {**loss_metrics(sums, packed.counts.sampled_tokens), **measured, "learning_rate": rate}
+        broken = [float(sums[number]["nonfinite"]) for number in range(len(packed.batches))]
+        return {
+            **loss_metrics(list(sums.values()), packed.counts.sampled_tokens),
+            **measured,
+            "learning_rate": rate,
+            "broken": broken,
+        }
 
     def _publish(self, *, changed: bool) -> None:
-        params = published(self._program.config, self._model.params, self._trained) if changed else self._policy.params
+        params = self._policy.params
+        if changed:
+            base = self._model.params
+            trained = self._replicas.gathered(self._trained, flat_arrays(base)["embed_tokens",])
+            params = published(self._program.config, base, trained)
         self._policy = Policy(self.version, jax.block_until_ready(params))
+
+
+def _loss_options(options: TrainConfig, algorithm: Algorithm) -> LossOptions:
+    return LossOptions(
+        clip_low=algorithm.clip_low if options.clip_low is None else options.clip_low,
+        clip_high=algorithm.clip_high if options.clip_high is None else options.clip_high,
+        dual_clip=options.dual_clip,
+        beta=options.beta,
+        divergence=algorithm.divergence,
+        divergence_in=algorithm.divergence_in,
+        entropy_bonus=options.entropy_bonus,
+    )
 
 
 def _with_adapters(model: Model, options: TrainConfig) -> Model:

@@ -1,12 +1,13 @@
 """A model's parameters as training holds them: layers stacked, and split into trained and frozen ones."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -14,15 +15,24 @@ from agentlab.models import Decoder, DecoderConfig
 from agentlab.models.decoder import abstract_params, decoder_structure
 from agentlab.models.tree import Path, flat_arrays, with_arrays
 
-Stacked = dict[str, Array]
-"""Arrays by name, those of the layers stacked to [layers, ...], e.g. "layers/mlp/up_proj/weight"."""
+Stacked = dict[str, Any]
+"""Arrays by name, those of the layers stacked to [layers, ...], e.g. "layers/mlp/up_proj/weight".
+
+Frozen weights of the layers may be tuples of arrays, or quantised arrays, instead.
+"""
 
 LAYERS = "layers"
 ADAPTERS = ("lora_a", "lora_b")
 
 
-def stack_layers(params: Any) -> Stacked:
-    """The parameters with one weight of all layers in one array, so that one program loops over them."""
+def stack_layers(params: Any, *, adapters_only: bool = False) -> Stacked:
+    """The parameters with one weight of all layers in one array, so that one program loops over them.
+
+    Args:
+        params: Of a decoder.
+        adapters_only: Stack adapters alone; of other weights give a tuple of the layers' own arrays,
+            which are then not copied.
+    """
     stacked: Stacked = {}
     layers: dict[str, dict[int, Array]] = {}
     for path, array in flat_arrays(params).items():
@@ -31,17 +41,52 @@ def stack_layers(params: Any) -> Stacked:
         else:
             stacked[_name(path)] = array
     for name, arrays in layers.items():
-        stacked[name] = jnp.stack([arrays[layer] for layer in range(len(arrays))])
+        in_order = tuple(arrays[layer] for layer in range(len(arrays)))
+        stacked[name] = in_order if adapters_only and not name.endswith(ADAPTERS) else jnp.stack(in_order)
     return stacked
 
 
-def split_trained(stacked: Stacked, *, adapters_only: bool) -> tuple[Stacked, Stacked]:
-    """(trained, frozen); the trained ones are float32, whatever the model's own type is."""
-    trained = [name for name in stacked if not adapters_only or name.endswith(ADAPTERS)]
+def split_trained(
+    stacked: Stacked, *, adapters_only: bool, frozen: Callable[[str], bool] | None = None
+) -> tuple[Stacked, Stacked]:
+    """(trained, frozen); the trained ones are float32, whatever the model's own type is.
+
+    Args:
+        stacked: All parameters.
+        adapters_only: Train adapters alone.
+        frozen: By the name of a weight, e.g. "layers.3.mlp.up_proj.weight", whether it, or the adapter
+            on it, stays as it is. A weight that is frozen in some layers only is among the trained ones.
+    """
+    trained = [
+        name
+        for name, array in stacked.items()
+        if (not adapters_only or name.endswith(ADAPTERS)) and _trainable(name, array, frozen).any()
+    ]
     return (
         {name: stacked[name].astype(jnp.float32) for name in trained},
         {name: array for name, array in stacked.items() if name not in trained},
     )
+
+
+def trainable_layers(trained: Stacked, frozen: Callable[[str], bool] | None) -> dict[str, Array]:
+    """Of the weights that are frozen in some layers: [layers, 1, ...], 1 where the layer is trained."""
+    found = {name: _trainable(name, array, frozen) for name, array in trained.items()}
+    return {
+        name: jnp.asarray(layers.reshape(-1, *[1] * (trained[name].ndim - 1)), jnp.float32)
+        for name, layers in found.items()
+        if not layers.all()
+    }
+
+
+def _trainable(name: str, array: Any, frozen: Callable[[str], bool] | None) -> np.ndarray:
+    """[layers], or [1] outside of the layers: whether the weight is trained."""
+    paths = [_path(name, layer) for layer in range(len(array))] if _in_layers(name) else [_path(name, 0)]
+    return np.asarray([frozen is None or not frozen(weight_name(path)) for path in paths])
+
+
+def weight_name(path: Path) -> str:
+    """E.g. "layers.3.mlp.up_proj.weight", also of the adapter on that weight."""
+    return ".".join(map(str, (*path[:-1], "weight") if path[-1] in ADAPTERS else path))
 
 
 def split_layers(stacked: Mapping[str, Array]) -> tuple[Stacked, Stacked]:
@@ -66,7 +111,7 @@ def published(config: DecoderConfig, base: Any, trained: Stacked) -> Any:
         trained: Stacked, float32.
     """
     weights = flat_arrays(base)
-    changed = [path for path in weights if not config.lora or _name((*path[:-1], "lora_a")) in trained]
+    changed = [path for path in weights if _name((*path[:-1], "lora_a") if config.lora else path) in trained]
     arrays = _merged(config, {_key(path): weights[path] for path in changed}, trained)
     return with_arrays(base, {**weights, **{path: arrays[_key(path)] for path in changed}})
 
