@@ -174,7 +174,7 @@ def test_a_divergence_in_the_reward_is_taken_off_token_by_token(model):
     expected = Trainer(model, TrainConfig(algorithm=by_hand, **options)).update([group])
     plain = Trainer(model, TrainConfig(algorithm=algorithms.reinforce_pp, **options)).update([group])
     assert penalized.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-4)
-    assert abs(plain.metrics["grad_norm"] / expected.metrics["grad_norm"] - 1) > 1e-2
+    assert abs(plain.metrics["grad_norm"] / expected.metrics["grad_norm"] - 1) > 5e-3
 
 
 def test_metrics_say_what_happened(model):

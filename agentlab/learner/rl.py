@@ -103,7 +103,7 @@ class AgenticRLLearner:
             "env_kwargs": env_kwargs or {},
         }
         self._weights = TrainedWeights(
-            model, lambda: Trainer(model, self.config, algorithm, temperature=self.config.temperature)
+            self.model, lambda: Trainer(self.model, self.config, algorithm, temperature=self.config.temperature)
         )
         check_roles(**self._roles)
 

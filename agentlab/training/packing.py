@@ -188,11 +188,7 @@ def pack(
         ConfigError: micro_batch_tokens is less than row_tokens, or row_tokens less than SHORTEST_ROW.
         ValueError: a trajectory's first token is a sampled one, so that nothing predicts it.
     """
-    if not SHORTEST_ROW <= row_tokens <= micro_batch_tokens:
-        raise ConfigError(
-            f"row_tokens must be at least {SHORTEST_ROW} and at most micro_batch_tokens, "
-            f"got row_tokens={row_tokens} and micro_batch_tokens={micro_batch_tokens}."
-        )
+    _check_sizes(row_tokens, micro_batch_tokens)
     values = token_advantages(groups, advantages=advantages, credit=credit, shaping=shaping)
     members, sequences, left_out = _members(groups, values, aggregate)
     kept = [m for m in members if m and (keep_equal_groups or any(x.advantages.any() for x in m))]
@@ -215,6 +211,14 @@ def pack(
         ),
         tuple(sequences),
     )
+
+
+def _check_sizes(row_tokens: int, micro_batch_tokens: int) -> None:
+    if not SHORTEST_ROW <= row_tokens <= micro_batch_tokens:
+        raise ConfigError(
+            f"row_tokens must be at least {SHORTEST_ROW} and at most micro_batch_tokens, "
+            f"got row_tokens={row_tokens} and micro_batch_tokens={micro_batch_tokens}."
+        )
 
 
 def with_advantages(packed: Packed, values: Sequence[Sequence[np.ndarray]]) -> Packed:
