@@ -6,7 +6,9 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
+from huggingface_hub import HfApi, errors
 
 from agentlab.errors import ModelError
 from agentlab.models import fetch, load_model
@@ -102,6 +104,26 @@ def test_without_hub_and_index_the_error_names_both_causes_and_both_ways_out(mon
 
 def test_a_name_that_only_the_hub_knows_needs_the_hub():
     with pytest.raises(ModelError, match="nobody/at-all is not in the cache, and the Hugging Face hub cannot be used"):
+        load_model("nobody/at-all", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (errors.GatedRepoError, "asks for permission. Accept its terms on its page, then log in"),
+        (errors.RepositoryNotFoundError, "knows no model 'nobody/at-all'"),
+        (ConnectionError, "the Hugging Face hub cannot be used: ConnectionError: no route to host"),
+    ],
+)
+def test_a_gated_an_unknown_and_an_unreachable_repository_are_told_apart(kind, expected, monkeypatch):
+    def fails(self, name, **_):
+        if kind is ConnectionError:
+            raise ConnectionError("no route to host")
+        raise kind("no", response=httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid")))
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(HfApi, "model_info", fails)
+    with pytest.raises(ModelError, match=expected):
         load_model("nobody/at-all", progress=False)
 
 

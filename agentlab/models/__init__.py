@@ -6,6 +6,7 @@ from agentlab.models.load import load_model
 from agentlab.models.lora import add_lora, merge_lora
 from agentlab.models.model import Model
 from agentlab.models.save import save_model
+from agentlab.models.sharding import shard_params
 from agentlab.models.tiny import tiny_model
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "load_model",
     "merge_lora",
     "save_model",
+    "shard_params",
     "tiny_model",
 ]
