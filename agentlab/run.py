@@ -272,14 +272,15 @@ class Run:
         self._last = RunSnapshot(name=name, status="starting", step=0, steps=steps, start_ns=now_ns(), now_ns=now_ns())
         self._listeners: list[Callable[[RunSnapshot], None]] = []
         self._error: BaseException | None = None
-        self._tokenizer: Any = None
+        self.tokenizer: Any = None
+        """The model's, which turns token ids into text; None before the engine is built."""
         self._ended = False
 
         async def main() -> None:
             try:
                 gc.collect()  # what earlier runs left in cycles, before a run sets aside what exists (calm_collector)
                 self._session = Session(name, build(), tasks, steps)
-                self._tokenizer = self._session.parts.engine.tokenizer
+                self.tokenizer = self._session.parts.engine.tokenizer
                 self._session.listeners = self._listeners
                 await first_error(self._session.main)
             except BaseException as error:  # kept for wait(), which raises it on the main thread
@@ -430,14 +431,13 @@ class Run:
         """Write one HTML file with curves, timeline, verdict, configuration and sample trajectories."""
         return _viz().report(self, path, **options)
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's, which turns token ids into text; None before the engine is built."""
-        return self._tokenizer
-
     def dashboard(self) -> Any:
         """The live dashboard of this run."""
         return _viz().dashboard(self)
+
+    def xprof(self, seconds: float = 2.0, folder: str | Path = "xprof") -> Path:
+        """Profile the next seconds with the accelerator's profiler, under our stages' names; see `viz.xprof`."""
+        return _viz().xprof(seconds, folder)
 
     def watch(self, **options: Any) -> None:
         """Refresh the dashboard from this cell until the run ends. An interrupt ends the watching only."""

@@ -21,6 +21,7 @@ from agentlab.inference.shapes import Shapes, default_shapes
 from agentlab.models import Model
 from agentlab.models.sharding import checked_mesh
 from agentlab.platform.compilation import enable_compilation_cache
+from agentlab.platform.progress import bar
 from agentlab.tracing import counter, now_ns, record
 from agentlab.types import Completion, EngineStats, GenerationRequest, Policy, checked_option
 
@@ -159,13 +160,11 @@ class JaxEngine(Engine):
         """
         if self._serving:
             raise EngineError("warm_up must be called before serve: the engine's thread owns the programs now.")
-        from tqdm.auto import tqdm
-
         total = self._runner.num_declared
-        with tqdm(total=total, desc=f"Compiling {total} programs", disable=not progress) as bar:
+        with bar(total, f"Compiling {total} programs", kind="compiling", enabled=progress) as shown:
             for program in self._runner.warm_up():
-                bar.set_postfix_str(" ".join(map(str, program)))
-                bar.update()
+                shown.set_postfix_str(" ".join(map(str, program)))
+                shown.update()
         self._publish()
         return total
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agentlab.errors import ModelError
-from agentlab.models.progress import bar
 from agentlab.platform.cache import cache_dir
+from agentlab.platform.progress import bar
 
 HUB_TIMEOUT_S = 5.0
 """How long the hub may take to say that it is there."""

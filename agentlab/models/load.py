@@ -18,6 +18,7 @@ from agentlab.models.safetensors_file import SafeTensor, read_safetensors
 from agentlab.models.sharding import checked_mesh
 from agentlab.models.tokenizer import load_tokenizer
 from agentlab.models.weights import check_tensors, load_params
+from agentlab.tracing import span
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DTYPES = ("float32", "bfloat16")
@@ -55,10 +56,10 @@ def load_model(
                 f"and there is nothing at {path.absolute()}. Check the spelling."
             )
         path = fetch_model(name, progress=progress)
-    if path.is_dir():
-        return _load_folder(path, name=name, dtype=dtype, mesh=mesh, progress=progress)
-    if path.suffix == ".gguf":
-        return load_gguf(path, name=name, dtype=dtype, mesh=mesh, progress=progress)
+    read = _load_folder if path.is_dir() else load_gguf if path.suffix == ".gguf" else None
+    if read is not None:
+        with span("load", model=name):
+            return read(path, name=name, dtype=dtype, mesh=mesh, progress=progress)
     raise ModelError(f"{path} must be a folder or a .gguf file. Give the folder that holds config.json.")
 
 

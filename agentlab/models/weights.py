@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 from agentlab.errors import ModelError
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import abstract_params
-from agentlab.models.progress import bar
 from agentlab.models.sharding import param_shardings
 from agentlab.models.tree import Path, flat_arrays, with_arrays
+from agentlab.platform.progress import bar
 
 IGNORED_SUFFIX = "rotary_emb.inv_freq"
 """Old checkpoints store the rotary frequencies; they follow from the config."""

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from agentlab.errors import ConfigError
 from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
+from agentlab.platform.progress import bar
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks, check_tasks
 from agentlab.rollout.serving import run_served
@@ -142,10 +143,18 @@ def _counted(groups: Sequence[TrajectoryGroup], k: int, success_reward: float, v
     )
 
 
-def evaluate(engine: Engine, tasks: Tasks, **options: Any) -> Evaluation:
+def evaluate(engine: Engine, tasks: Tasks, *, progress: bool = True, **options: Any) -> Evaluation:
     """`evaluate_async` for a cell or a script: serves the engine on a loop of its own and waits.
 
-    An interrupt acts within a second and ends the evaluation.
+    An interrupt acts within a second and ends the evaluation. `progress` shows a bar, where there is
+    a terminal or a notebook to show it.
     """
+    told = options.pop("on_group", lambda count: None)
+    total = len(tasks) if isinstance(tasks, Sized) else None
+    with bar(total, "Evaluating", enabled=progress, unit=" tasks") as shown:
 
-    return run_served(engine, partial(evaluate_async, engine, tasks, **options))
+        def on_group(count: int) -> None:
+            shown.update()
+            told(count)
+
+        return run_served(engine, partial(evaluate_async, engine, tasks, on_group=on_group, **options))

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentlab.viz.capture import xprof
     from agentlab.viz.episode import show_trajectory
     from agentlab.viz.learning import compare, curves
     from agentlab.viz.live import Dashboard, dashboard, watch
@@ -31,6 +32,7 @@ __all__ = [
     "timeline",
     "timelines",
     "watch",
+    "xprof",
 ]
 
 _HOMES = {
@@ -48,6 +50,7 @@ _HOMES = {
     "timeline": "timing",
     "timelines": "timing",
     "watch": "live",
+    "xprof": "capture",
 }
 
 

@@ -1,0 +1,49 @@
+"""A progress bar where somebody can see it, and nothing elsewhere; one of a kind at a time."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_shown: set[str] = set()
+"""Kinds that have a bar now."""
+
+
+@contextmanager
+def bar(
+    total: int | None,
+    label: str,
+    *,
+    kind: str = "",
+    enabled: bool = True,
+    unit: str = "",
+    size_bytes: bool = False,
+    visible: bool | None = None,
+) -> Iterator[Any]:
+    """A tqdm bar on stderr; silent unless stderr is a terminal or a notebook, or while one of its kind is there.
+
+    Args:
+        total: What counts as done; None if that is not known.
+        label: What is being done, e.g. "Loading weights".
+        kind: What it is one of, e.g. "loading": a second bar of a kind is not shown. By default the label.
+        enabled: False never shows it.
+        unit: Of the count.
+        size_bytes: The count is in bytes: show it as MB.
+        visible: Whether somebody can see stderr; None finds out.
+    """
+    from tqdm import tqdm
+
+    if visible is None:
+        visible = sys.stderr.isatty() or "ipykernel" in sys.modules
+    kind = kind or label
+    mine = enabled and visible and kind not in _shown
+    if mine:
+        _shown.add(kind)
+    try:
+        with tqdm(
+            total=total, desc=label, unit="B" if size_bytes else unit, unit_scale=size_bytes, disable=not mine
+        ) as made:
+            yield made
+    finally:
+        if mine:
+            _shown.discard(kind)
