@@ -20,10 +20,12 @@ def names_in(folder) -> set[str]:
 
 @pytest.mark.skipif(not hasattr(jax.profiler, "ProfileData"), reason="this JAX cannot read its own profiles")
 def test_a_profile_holds_the_stages_of_all_threads(tmp_path):
-    ended = threading.Event()
+    warm, ended = threading.Barrier(3), threading.Event()
 
     def work(stage):
         program = jax.jit(lambda x: x @ x)
+        program(jnp.ones((32, 32))).block_until_ready()
+        warm.wait()
         while not ended.is_set():
             with span(stage):
                 program(jnp.ones((32, 32))).block_until_ready()
@@ -31,6 +33,7 @@ def test_a_profile_holds_the_stages_of_all_threads(tmp_path):
     threads = [threading.Thread(target=work, args=(stage,)) for stage in ("decode", "forward_backward")]
     for thread in threads:
         thread.start()
+    warm.wait()
     try:
         folder = xprof(0.5, tmp_path / "profile")
     finally:
