@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -130,6 +131,17 @@ def test_options_that_only_say_how_fast_may_differ():
     one, other = (described(GRPOConfig(max_concurrency=n, num_slots=n, micro_batch_tokens=512 * n)) for n in (1, 2))
     assert differences(one, other) == []
     assert differences(described(GRPOConfig(seed=1)), one) == ["seed: 1 there, 0 here"]
+
+
+def test_a_checkpoint_from_before_an_option_existed_is_good_while_the_option_is_left_alone():
+    @dataclass(frozen=True)
+    class Newer:
+        rank: int = 4
+        added: float = 0.5
+
+    assert differences({"rank": 4}, described(Newer())) == []
+    assert differences({"rank": 4}, described(Newer(added=0.7))) == ["added: None there, 0.7 here"]
+    assert differences({"rank": 8}, described(Newer())) == ["rank: 8 there, 4 here"]
 
 
 def test_the_address_of_a_bucket_is_left_as_it_is():

@@ -14,6 +14,8 @@ from agentlab.inference.base import Engine
 from agentlab.learner.checks import check_made
 from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
 from agentlab.models import Model
+from agentlab.models.tree import flat_arrays
+from agentlab.platform import Plan, plan
 from agentlab.rollout import (
     Evaluation,
     RolloutConfig,
@@ -146,8 +148,9 @@ class AgenticRLLearner:
                 `checkpoint_dir` writes `metrics.jsonl` there in any case.
 
         Raises:
-            ConfigError: steps is below 1, there is no task, or the checkpoints are of another model or
-                configuration; the differences are listed.
+            ConfigError: steps is below 1, there is no task, the run does not fit into the memory of the
+                accelerator, or the checkpoints are of another model or configuration; the differences
+                are listed.
             RunActiveError: another run lives in this process.
             RunError: the last update of a stopped run is still being computed, or an update failed.
         """
@@ -162,6 +165,8 @@ class AgenticRLLearner:
                 if checked_option(option, value, int) < 1:
                     raise ConfigError(f"{option} must be at least 1, got {value}.")
         plan = CheckpointPlan.of(checkpoint_dir, checkpoint_every, checkpoint_every_s, keep_checkpoints, resume)
+        if self.plan.devices[0].memory_bytes is not None:
+            self.plan.check()
         outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
         self._weights.check_free()
         begun = self._weights.begin(plan, self._about())
@@ -196,6 +201,12 @@ class AgenticRLLearner:
         viz = importlib.import_module("agentlab.viz")  # displays are loaded when asked for
         options = {"model": self.model, "config": self.config, "roles": self._roles, "scripted": scripted}
         return viz.preview(engine, tasks, **options)
+
+    @property
+    def plan(self) -> Plan:
+        """Which devices sample and train, and the memory that it takes; `print(learner.plan)` shows it."""
+        item_bytes = flat_arrays(self.model.params)["embed_tokens",].dtype.itemsize
+        return plan(self.model.config, self.config, mode="colocated", item_bytes=item_bytes)
 
     @property
     def policy(self) -> Policy:

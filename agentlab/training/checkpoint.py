@@ -1,6 +1,5 @@
 """Checkpoints: one folder per version, written in the background, whole or not at all, with Orbax."""
 
-import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -192,7 +191,7 @@ def check_same(folder: str, found: Mapping[str, Any], wanted: Mapping[str, Any])
     Raises:
         ConfigError: naming every difference.
     """
-    differing = differences(found, json.loads(json.dumps(wanted)))
+    differing = differences(found, wanted)
     if differing:
         raise ConfigError(
             f"The checkpoint in {folder} must be of the same model and configuration. Differences: "
@@ -205,9 +204,18 @@ def differences(there: Any, here: Any, name: str = "") -> list[str]:
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         found = []
         for part in sorted({*there, *here}):
+            if part not in there and part in getattr(here, "defaults", ()):
+                continue  # an option that is newer than the checkpoint, and left alone
             found += differences(there.get(part), here.get(part), f"{name}.{part}" if name else part)
         return found
     return [] if there == here else [f"{name}: {there!r:.80} there, {here!r:.80} here"]
+
+
+class Options(dict[str, Any]):
+    """Options by name, as plain JSON."""
+
+    defaults: frozenset[str] = frozenset()
+    """Names of those that have their default value."""
 
 
 def described(value: Any) -> Any:
@@ -219,7 +227,10 @@ def described(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [described(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: described(getattr(value, f.name)) for f in fields(value) if f.name not in FREE_OPTIONS}
+        told = [f for f in fields(value) if f.name not in FREE_OPTIONS]
+        made = Options({f.name: described(getattr(value, f.name)) for f in told})
+        made.defaults = frozenset(f.name for f in told if getattr(value, f.name) == f.default)
+        return made
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 

@@ -1,0 +1,92 @@
+"""A plan says where engine and trainer run and what memory that takes, before anything is allocated."""
+
+from dataclasses import replace
+
+import pytest
+
+from agentlab.errors import ConfigError
+from agentlab.learner import GRPOConfig
+from agentlab.models.config import DecoderConfig
+from agentlab.platform import Device, Platform, plan
+from agentlab.platform.placement import adapter_parameters, memory_needs
+
+SMOLLM2 = DecoderConfig(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64,
+    tied_embeddings=True,
+)  # fmt: skip
+LARGE = replace(SMOLLM2, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8,
+                head_dim=128)  # fmt: skip
+GIB = 2**30
+
+
+def machine(count, *, kind="TPU v5 lite", memory=16 * GIB, platform="tpu", main=None):
+    return Platform("kaggle", "3.12", "linux", 8, main, (Device(platform, kind, memory),) * count)
+
+
+def test_one_device_does_both_and_eight_are_split():
+    one, eight = (plan(SMOLLM2, GRPOConfig(), machine=machine(count)) for count in (1, 8))
+    assert one.mode == "colocated" and one.engine == one.trainer == (0,)
+    assert eight.mode == "disaggregated"
+    assert eight.engine == (0, 1, 2, 3) and eight.trainer == (4, 5, 6, 7)
+    assert one.fits and eight.fits and one.check() is one
+
+
+def test_processor_cores_do_both_in_the_memory_that_they_share():
+    found = plan(SMOLLM2, GRPOConfig(), machine=machine(8, kind="cpu", memory=None, platform="cpu", main=12 * GIB))
+    assert found.mode == "colocated" and found.limit_bytes == int(12 * GIB * 0.92)
+
+
+def test_a_model_too_large_for_half_of_the_devices_is_spread_over_all():
+    lean = GRPOConfig(num_slots=8, tokens_per_slot=512, remat=True)
+
+    def placed(gib, **options):
+        return plan(LARGE, lean, machine=machine(2, memory=gib * GIB), **options)
+
+    tight = next(gib for gib in range(8, 400) if placed(gib, mode="colocated").fits)
+    assert not placed(tight, mode="disaggregated").fits
+    found = placed(tight)
+    assert found.mode == "colocated" and found.engine == found.trainer == (0, 1) and found.fits
+
+
+def test_what_does_not_fit_is_refused_with_what_to_lower_and_then_fits():
+    config = GRPOConfig(max_concurrency=512, tokens_per_slot=2048)
+    crowded = plan(SMOLLM2, config, machine=machine(1))
+    assert not crowded.fits
+    with pytest.raises(ConfigError, match="must fit into the memory of its devices") as error:
+        crowded.check()
+    assert "keys and values" in str(error.value) and "num_slots" in str(error.value)
+    for text in crowded.advice:
+        if text.startswith("It would fit with num_slots="):
+            slots = int(text.removesuffix(".").partition("=")[2])
+            assert plan(SMOLLM2, replace(config, num_slots=slots), machine=machine(1)).fits
+            break
+    else:
+        raise AssertionError("nothing was advised that would make it fit")
+
+
+def test_decoding_that_would_wait_long_for_a_micro_batch_is_told():
+    slow = machine(1, kind="cpu", memory=None, platform="cpu", main=64 * GIB)
+    told = plan(SMOLLM2, GRPOConfig(micro_batch_tokens=8192), machine=slow)
+    assert any("lower micro_batch_tokens to" in text for text in told.advice)
+    assert not plan(SMOLLM2, GRPOConfig(), machine=machine(1)).advice
+
+
+def test_the_estimate_counts_weights_adapters_and_cache_exactly():
+    config = GRPOConfig(num_slots=8, tokens_per_slot=1024, lora_rank=16)
+    needs = {need.name: need.size_bytes for need in memory_needs(SMOLLM2, config, 4)}
+    assert needs["weights that sample"] == 4 * 134_515_008
+    assert needs["keys and values"] == 8 * 1024 * 30 * 2 * 3 * 64 * 4 * 3 // 2
+    per_layer = 16 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
+    assert adapter_parameters(SMOLLM2, 16) == 30 * per_layer
+    assert needs["optimizer state"] == 2 * 4 * 30 * per_layer
+
+
+def test_it_reads_as_a_table():
+    text = str(plan(SMOLLM2, GRPOConfig(), machine=machine(8)))
+    assert text.startswith("Plan: disaggregated on 8 x TPU v5 lite (4 sample, 4 train), about ")
+    assert "optimizer state" in text and "GiB" in text
+
+
+def test_a_split_of_one_device_is_refused():
+    with pytest.raises(ConfigError, match="needs at least 2 devices, got 1"):
+        plan(SMOLLM2, GRPOConfig(), machine=machine(1), mode="disaggregated")
