@@ -1,9 +1,15 @@
 """A tiny model learns to use two tools: imitation first, then reinforcement, synchronous and asynchronous."""
 
+import argparse
+import math
 import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentlab.agents import ToolAgent
+from agentlab.bench.contract import Row
 from agentlab.environments import ToolEnvironment
 from agentlab.learner import GRPOConfig, GRPOLearner, SFTTrainer
 from agentlab.models import Model, tiny_model
@@ -12,7 +18,12 @@ from agentlab.tasks import DrawnTasks, prices
 from agentlab.tools import Calculator, Lookup
 from agentlab.tools.slow import Slow
 from agentlab.training import SFTConfig
+from agentlab.types import interval
 
+GAIN_POINTS = 30.0
+"""Points of held-out success that reinforcement must add to imitation."""
+SFT = {"learning_rate": 3e-3, "conversations_per_step": 32, "warmup_steps": 20}
+PACKED = {"lora_rank": 0, "row_tokens": 256, "micro_batch_tokens": 2048}
 ITEMS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'][0] }}{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -53,10 +64,9 @@ def demonstrations(seed: int, count: int) -> list[dict[str, Any]]:
     return made
 
 
-def imitate(seed: int, *, steps: int = 400) -> Model:
+def imitate(seed: int, *, steps: int = 160) -> Model:
     """A model that has seen the demonstrations."""
-    config = SFTConfig(lora_rank=0, learning_rate=3e-3, conversations_per_step=32, seed=seed, warmup_steps=20)
-    trainer = SFTTrainer(model=learnable_model(seed), config=config)
+    trainer = SFTTrainer(model=learnable_model(seed), config=SFTConfig(**SFT, **PACKED, seed=seed))
     trainer.train(demonstrations(seed, 4000), steps=steps).wait()
     return trainer.trained_model
 
@@ -66,8 +76,7 @@ def learner(model: Model, seed: int, *, lead: int, tool_s: float, **options: Any
     tools = {"p": Slow(Lookup(), tool_s), "c": Slow(Calculator(), tool_s)}
     config = {
         "group_size": 8, "groups_per_step": 8, "max_concurrency": 128, "max_off_policy_steps": lead,
-        "max_tokens": 10, "tokens_per_slot": 96, "learning_rate": 1e-3, "lora_rank": 0, "seed": seed,
-        "row_tokens": 256, "micro_batch_tokens": 2048,
+        "max_tokens": 10, "tokens_per_slot": 96, "learning_rate": 1e-3, "seed": seed, **PACKED,
     }  # fmt: skip
     return GRPOLearner(
         model=model,
@@ -77,3 +86,117 @@ def learner(model: Model, seed: int, *, lead: int, tool_s: float, **options: Any
         env_kwargs={"tool_map": tools, "reward_fn": same_number, "max_turns": 4},
         config=GRPOConfig(**(config | options)),
     )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one reinforcement run reached."""
+
+    before: tuple[bool, ...]
+    """Per held-out task, whether the imitating model solved it."""
+    after: tuple[bool, ...]
+    wall_s: float
+    """Of the updates after the first two, in which programs are compiled."""
+
+
+def reinforce(model: Model, seed: int, *, lead: int, steps: int, tool_s: float, held_out: int) -> Outcome:
+    """Train, and play the held-out tasks before and after."""
+    trained = learner(model, seed, lead=lead, tool_s=tool_s)
+    quick = learner(model, seed, lead=lead, tool_s=0.0)
+    tasks = list(questions(seed, "eval", held_out))
+    before = solved(quick.evaluate(tasks))
+    run = trained.train(questions(seed), steps=steps).wait()
+    after = solved(learner(trained.trained_model, seed, lead=lead, tool_s=0.0).evaluate(tasks))
+    times = [row["time_s"] for row in run.metrics]
+    return Outcome(before, after, times[-1] - times[min(1, len(times) - 1)])
+
+
+def solved(found: Any) -> tuple[bool, ...]:
+    """Per episode of an evaluation, whether it earned the full reward."""
+    return tuple(trajectory.reward >= 1.0 for trajectory in found.trajectories)
+
+
+def share(found: Sequence[Outcome], when: str) -> float:
+    """Points of success over all seeds."""
+    flags = [flag for outcome in found for flag in getattr(outcome, when)]
+    return 100 * sum(flags) / len(flags)
+
+
+def gain_interval(found: Sequence[Outcome]) -> tuple[float, float]:
+    """Points gained, and the half width of the paired 95 % interval over all tasks of all seeds (normal)."""
+    gains = [100.0 * (b - a) for outcome in found for a, b in zip(outcome.before, outcome.after, strict=True)]
+    mean = sum(gains) / len(gains)
+    variance = sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1)
+    return mean, 1.96 * math.sqrt(variance / len(gains))
+
+
+def success_interval(found: Sequence[Outcome]) -> tuple[float, float]:
+    """95 % interval of the success that a seed reaches, in points: the seeds' own spread (Student's t),
+    and no narrower than what so many tasks can tell (Wilson)."""
+    shares = [100 * sum(outcome.after) / len(outcome.after) for outcome in found]
+    flags = [flag for outcome in found for flag in outcome.after]
+    low, high = (100 * end for end in interval(sum(flags), len(flags)))
+    if len(shares) > 1:
+        mean = sum(shares) / len(shares)
+        spread = math.sqrt(sum((one - mean) ** 2 for one in shares) / (len(shares) - 1))
+        half = STUDENT_T.get(len(shares) - 1, 2.0) * spread / math.sqrt(len(shares))
+        low, high = min(low, mean - half), max(high, mean + half)
+    return low, high
+
+
+STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+"""Two-sided 95 % quantiles by degrees of freedom."""
+
+
+def rows_of(sync: Sequence[Outcome], ahead: Sequence[Outcome], sft_s: float) -> list[Row]:
+    """The figures with their goals."""
+    gain, half = gain_interval(sync)
+    low, high = success_interval(sync)
+    reached = share(ahead, "after")
+    return [
+        Row("parameters of the model", learnable_model(0).config.num_parameters, "≤ 5e6", holds=True),
+        Row("imitation, per seed", sft_s, unit="s"),
+        Row("held-out success after imitation", share(sync, "before"), unit="%"),
+        Row("held-out success after synchronous reinforcement", share(sync, "after"), unit="%"),
+        Row.at_least("gain, over all seeds", gain, GAIN_POINTS, "points"),
+        Row("half of its paired 95 % interval", half, unit="points"),
+        *(
+            Row.at_least(f"gain, seed {n}", gain_interval([one])[0], GAIN_POINTS, "points")
+            for n, one in enumerate(sync)
+        ),
+        Row(
+            "held-out success one step ahead",
+            reached,
+            f"in the interval of synchronous, {low:.1f} to {high:.1f}, or above",
+            "%",
+            reached >= low,
+        ),
+        Row.at_most(
+            "wall time of the same updates one step ahead, over synchronous",
+            sum(one.wall_s for one in ahead) / sum(one.wall_s for one in sync),
+            1.0,
+        ),
+    ]
+
+
+def measure(*, seeds: int = 3, steps: int = 12, tool_s: float = 0.5, held_out: int = 96) -> list[Row]:
+    """Imitate and reinforce with each seed, synchronous and one step ahead."""
+    sync, ahead, spent_s = [], [], 0.0
+    for seed in range(seeds):
+        began_s = time.perf_counter()
+        model = imitate(seed)
+        spent_s += time.perf_counter() - began_s
+        options = {"steps": steps, "tool_s": tool_s, "held_out": held_out}
+        sync.append(reinforce(model, seed, lead=0, **options))
+        ahead.append(reinforce(model, seed, lead=1, **options))
+    return rows_of(sync, ahead, spent_s / seeds)
+
+
+def run(arguments: Sequence[str] = ()) -> list[Row]:
+    """Measure; the number of seeds and updates may be chosen."""
+    parser = argparse.ArgumentParser(prog="python -m agentlab.bench learning", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12, help="reinforcement updates")
+    parser.add_argument("--tool-seconds", type=float, default=0.5, help="what a tool call takes")
+    chosen = parser.parse_args(arguments)
+    return measure(seeds=chosen.seeds, steps=chosen.steps, tool_s=chosen.tool_seconds)

@@ -157,13 +157,7 @@ class AgenticRLLearner:
         if checked_option("steps", steps, int) < 1:
             raise ConfigError(f"steps must be at least 1, got {steps}.")
         check_tasks(tasks)
-        if eval_tasks is not None:
-            check_tasks(eval_tasks)
-            if isinstance(eval_tasks, Iterator | AsyncIterator):
-                raise ConfigError("eval_tasks must give the same tasks each time; make a list of this iterator.")
-            for option, value in (("eval_every", eval_every), ("eval_k", eval_k)):
-                if checked_option(option, value, int) < 1:
-                    raise ConfigError(f"{option} must be at least 1, got {value}.")
+        check_evaluation(eval_tasks, eval_every, eval_k)
         plan = CheckpointPlan.of(checkpoint_dir, checkpoint_every, checkpoint_every_s, keep_checkpoints, resume)
         if self.plan.devices[0].memory_bytes is not None:
             self.plan.check()
@@ -274,3 +268,19 @@ class GRPOLearner(AgenticRLLearner):
 
     Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.
     """
+
+
+def check_evaluation(eval_tasks: Tasks | None, eval_every: int, eval_k: int) -> None:
+    """Refuse held-out tasks that cannot be played again, and impossible numbers.
+
+    Raises:
+        ConfigError: they are.
+    """
+    if eval_tasks is None:
+        return
+    check_tasks(eval_tasks)
+    if isinstance(eval_tasks, Iterator | AsyncIterator):
+        raise ConfigError("eval_tasks must give the same tasks each time; make a list of this iterator.")
+    for option, value in (("eval_every", eval_every), ("eval_k", eval_k)):
+        if checked_option(option, value, int) < 1:
+            raise ConfigError(f"{option} must be at least 1, got {value}.")
