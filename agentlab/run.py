@@ -20,6 +20,7 @@ from agentlab.concurrency import BEAT_S, LoopThread, first_error
 from agentlab.errors import RunActiveError, RunEnded, RunError
 from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
+from agentlab.rollout.conversations import ConversationFeed
 from agentlab.rollout.evaluation import Evaluation
 from agentlab.rollout.ledger import RunRecord, Schedule
 from agentlab.rollout.log import save_trajectories
@@ -38,7 +39,7 @@ class Parts:
     """What a run is made of, built on the loop thread by the learner's front door."""
 
     engine: Engine
-    orchestrator: RolloutOrchestrator
+    orchestrator: RolloutOrchestrator | ConversationFeed
     learner: Any
     """Has `serve()` and `update(groups)`."""
     on_policy: Callable[[Policy], None]

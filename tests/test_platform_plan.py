@@ -37,7 +37,7 @@ def test_processor_cores_do_both_in_the_memory_that_they_share():
 
 
 def test_a_model_too_large_for_half_of_the_devices_is_spread_over_all():
-    lean = GRPOConfig(num_slots=8, tokens_per_slot=512, remat=True)
+    lean = GRPOConfig(num_slots=8, tokens_per_slot=512, remat=True, lora_rank=0)
 
     def placed(gib, **options):
         return plan(LARGE, lean, machine=machine(2, memory=gib * GIB), **options)

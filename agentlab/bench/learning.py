@@ -22,8 +22,8 @@ from agentlab.types import interval
 
 GAIN_POINTS = 30.0
 """Points of held-out success that reinforcement must add to imitation."""
-SFT = {"learning_rate": 3e-3, "conversations_per_step": 32, "warmup_steps": 20}
-PACKED = {"lora_rank": 0, "row_tokens": 256, "micro_batch_tokens": 2048}
+SFT: dict[str, Any] = {"learning_rate": 3e-3, "conversations_per_step": 32, "warmup_steps": 20}
+PACKED: dict[str, Any] = {"lora_rank": 0, "row_tokens": 256, "micro_batch_tokens": 2048}
 ITEMS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'][0] }}{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -64,7 +64,7 @@ def demonstrations(seed: int, count: int) -> list[dict[str, Any]]:
     return made
 
 
-def imitate(seed: int, *, steps: int = 160) -> Model:
+def imitate(seed: int, *, steps: int = 240) -> Model:
     """A model that has seen the demonstrations."""
     trainer = SFTTrainer(model=learnable_model(seed), config=SFTConfig(**SFT, **PACKED, seed=seed))
     trainer.train(demonstrations(seed, 4000), steps=steps).wait()
@@ -74,7 +74,7 @@ def imitate(seed: int, *, steps: int = 160) -> Model:
 def learner(model: Model, seed: int, *, lead: int, tool_s: float, **options: Any) -> GRPOLearner:
     """Reinforcement of what works, with tools that take `tool_s` seconds."""
     tools = {"p": Slow(Lookup(), tool_s), "c": Slow(Calculator(), tool_s)}
-    config = {
+    config: dict[str, Any] = {
         "group_size": 8, "groups_per_step": 8, "max_concurrency": 128, "max_off_policy_steps": lead,
         "max_tokens": 10, "tokens_per_slot": 96, "learning_rate": 1e-3, "seed": seed, **PACKED,
     }  # fmt: skip
@@ -179,7 +179,7 @@ def rows_of(sync: Sequence[Outcome], ahead: Sequence[Outcome], sft_s: float) -> 
     ]
 
 
-def measure(*, seeds: int = 3, steps: int = 12, tool_s: float = 0.5, held_out: int = 96) -> list[Row]:
+def measure(*, seeds: int = 3, steps: int = 20, tool_s: float = 0.5, held_out: int = 96) -> list[Row]:
     """Imitate and reinforce with each seed, synchronous and one step ahead."""
     sync, ahead, spent_s = [], [], 0.0
     for seed in range(seeds):
@@ -196,7 +196,7 @@ def run(arguments: Sequence[str] = ()) -> list[Row]:
     """Measure; the number of seeds and updates may be chosen."""
     parser = argparse.ArgumentParser(prog="python -m agentlab.bench learning", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12, help="reinforcement updates")
+    parser.add_argument("--steps", type=int, default=20, help="reinforcement updates")
     parser.add_argument("--tool-seconds", type=float, default=0.5, help="what a tool call takes")
     chosen = parser.parse_args(arguments)
     return measure(seeds=chosen.seeds, steps=chosen.steps, tool_s=chosen.tool_seconds)

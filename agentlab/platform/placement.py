@@ -28,27 +28,43 @@ FLOAT32 = 4
 class Shape(Protocol):
     """What is asked of a model; `agentlab.models.DecoderConfig` has it."""
 
-    num_parameters: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
 
 
 class Options(Protocol):
     """What is asked of a configuration; `agentlab.GRPOConfig` has it."""
 
-    num_slots: int
-    max_concurrency: int
-    tokens_per_slot: int
-    lora_rank: int
-    micro_batch_tokens: int
-    row_tokens: int
-    logit_chunk_tokens: int
-    remat: bool
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def max_concurrency(self) -> int: ...
+    @property
+    def tokens_per_slot(self) -> int: ...
+    @property
+    def lora_rank(self) -> int: ...
+    @property
+    def micro_batch_tokens(self) -> int: ...
+    @property
+    def row_tokens(self) -> int: ...
+    @property
+    def logit_chunk_tokens(self) -> int: ...
+    @property
+    def remat(self) -> bool: ...
 
 
 @dataclass(frozen=True)

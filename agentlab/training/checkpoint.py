@@ -254,9 +254,9 @@ def checksum(array: np.ndarray) -> int:
     return zlib.crc32(as_bytes(array), zlib.crc32(f"{array.dtype}{array.shape}".encode()))
 
 
-def as_bytes(array: np.ndarray) -> memoryview:
-    """The bytes of an array, whatever its type."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+def as_bytes(array: np.ndarray) -> Any:
+    """The bytes of an array, whatever its type, as a buffer."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def key(index: int) -> str:
