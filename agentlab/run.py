@@ -71,8 +71,7 @@ class Session:
         done = parts.record or RunRecord(version=0)
         self.metrics: list[Mapping[str, float]] = list(done.metrics)
         self.evaluations: list[Mapping[str, float]] = list(done.evaluations)
-        self._before_s = done.time_s
-        self._waited_s = 0.0
+        self._before_s, self._waited_s = done.time_s, 0.0
         self._sinks = [SinkThread(sink, name, self.metrics, parts.notes.append) for sink in parts.sinks]
         self._warnings: collections.deque[str] = collections.deque(maxlen=5)
         self.listeners: list[Callable[[RunSnapshot], None]] = []
