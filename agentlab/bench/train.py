@@ -40,7 +40,7 @@ LENGTHS: tuple[int, ...] = (
     12, 14, 15, 17, 18, 20, 21, 23, 25, 26, 28, 31, 33, 36, 40, 44, 47, 52, 58, 63, 71, 80, 92, 104, 121, 139, 160,
     188, 214, 240, 256, 256,
 )  # fmt: skip
-"""Sampled tokens of 32 answers."""
+"""Sampled tokens of 32 answers: many short ones and a long tail that `max_tokens` cuts, as agents' answers are."""
 
 
 def run(arguments: Sequence[str]) -> list[Row]:

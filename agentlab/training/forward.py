@@ -153,7 +153,7 @@ def _hidden(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBat
     positions = jnp.asarray(batch.positions)[..., None].astype(jnp.float32)
     related, distance = _related(batch)
 
-    def block(x: Array, piece: tuple[Stacked, Array, Array | int | None]) -> tuple[Array, None]:
+    def block(x: Array, piece: tuple[Stacked, Array, Array | None]) -> tuple[Array, None]:
         layer, frequencies, window = piece
         mask = related if window is None else related & (distance < window)
 
@@ -166,15 +166,16 @@ def _hidden(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBat
         return decoder.layers[0](x, positions * frequencies, 0, attention), None
 
     block = jax.checkpoint(block) if program.remat else block
-    windows = [window or NO_WINDOW for window in config.windows] or None
+    windows = jnp.asarray([window or NO_WINDOW for window in config.windows]) if config.windows else None
     local = map(config.has_local_rope, range(config.num_layers))
     frequencies = jnp.asarray([rotary_frequencies(config, local=layer) for layer in local])
     x = outer.embed(jnp.asarray(batch.tokens))
     if any(isinstance(array, tuple) for array in layers.values()):
         for number in range(config.num_layers):
-            x, _ = block(x, (_layer(layers, number), frequencies[number], windows and windows[number]))
+            window = None if windows is None else windows[number]
+            x, _ = block(x, (_layer(layers, number), frequencies[number], window))
     else:
-        x, _ = jax.lax.scan(block, x, (layers, frequencies, windows and jnp.asarray(windows)))
+        x, _ = jax.lax.scan(block, x, (layers, frequencies, windows))
     return outer, outer.norm(x)
 
 

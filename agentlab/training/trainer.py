@@ -338,7 +338,8 @@ class Trainer:
         for (_, members, _), reference in zip(rounds, references, strict=True):
             for number, own in zip(members, self._replicas.split(reference, len(members)), strict=True):
                 targets, there = packed.batches[number].targets, packed.batches[number].targets.sequence >= 0
-                costs = self.config.beta * np.asarray(self.algorithm.divergence(targets.logprob, own, there))
+                sampled, mask = jnp.asarray(targets.logprob), jnp.asarray(there)
+                costs = self.config.beta * np.asarray(self.algorithm.divergence(sampled, own, mask))
                 for entry in np.flatnonzero(there):
                     group, index = packed.sequences[targets.sequence[entry]]
                     penalties[group][index][targets.place[entry]] = costs[entry]
