@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> list[Row]:
     """All rows; `--calls` and `--episodes` make it shorter or longer."""
     words = argparse.ArgumentParser(prog="python -m agentlab.bench tools")
     words.add_argument("--calls", type=int, default=100, help="sandbox calls of each stretch")
-    words.add_argument("--episodes", type=int, default=8, help="episodes of the latency part, one after the other")
+    words.add_argument("--episodes", type=int, default=64, help="episodes of the latency part, one after the other")
     options = words.parse_args(arguments)
     return [*sandbox_rows(options.calls), *latency_rows(options.episodes), *parsing.rows()]
 
