@@ -1,5 +1,6 @@
 """The weights that a front door trains over several runs: who has the trainer, and where it is written."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -120,14 +121,13 @@ class TrainedWeights:
         if self._trainer is None:
             self._trainer = self._make_trainer()
         whole = {**self._trainer.about(), "roles": dict(about)}
-        if not there:
+        found = None
+        if there:
+            with contextlib.closing(CheckpointStore(plan.folder, keep=plan.keep)) as store:
+                found = store.restore(self._trainer.state(), about=whole) if store.versions else None
+        if found is None:
             note = f"There is no checkpoint in {plan.folder} yet: the run begins." if plan.resume else ""
             return Begun(plan, whole, notes=(note,) if note else ())
-        store = CheckpointStore(plan.folder, keep=plan.keep)
-        try:
-            found = store.restore(self._trainer.state(), about=whole)
-        finally:
-            store.close()
         self._trainer.go_on(found)
         self.policy = self._trainer.policy
         return Begun(plan, whole, RunRecord.from_json(found.record), found.notes)
