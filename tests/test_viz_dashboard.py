@@ -134,6 +134,17 @@ def test_a_tick_takes_in_the_spans_of_the_run():
     assert "busy 20% of 5.0 s" in repr(view)
 
 
+def test_the_age_of_the_last_checkpoint_is_told():
+    from agentlab.tracing import now_ns
+
+    begin = now_ns()
+    view = Dashboard(FakeRun(snapshot(start_ns=begin, now_ns=begin + 1)))
+    assert "checkpoint" not in view.bundle()["text/plain"].split("The device")[0]
+    record("checkpoint", begin, begin + SECOND)
+    view.tick(snapshot(start_ns=begin, now_ns=begin + 43 * SECOND))
+    assert "last checkpoint <b>42 s ago</b>" in view.bundle()["text/html"]
+
+
 def test_the_buttons_act_on_the_run():
     run = FakeRun(snapshot())
     face = Dashboard(run).face

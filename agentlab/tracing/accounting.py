@@ -96,9 +96,9 @@ def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop
     busy: dict[Stage, float] = {
         stage: sweep.seconds(sweep.active(stage) / np.maximum(together, 1)) for stage in DEVICE_STAGES
     }
-    idle = {cause: sweep.seconds(share) for cause, share in causes_of(sweep, together == 0).items()}
-    ordered = sorted(((cause, seconds) for cause, seconds in idle.items() if seconds > 0), key=lambda item: -item[1])
-    return Account(start, stop, sweep.seconds(together > 0), busy, dict(ordered))
+    idle = [(cause, sweep.seconds(share)) for cause, share in causes_of(sweep, together == 0).items()]
+    ordered: dict[Cause, float] = dict(sorted((one for one in idle if one[1] > 0), key=lambda item: -item[1]))
+    return Account(start, stop, sweep.seconds(together > 0), busy, ordered)
 
 
 def device_pieces(sweep: "Sweep") -> np.ndarray:
@@ -114,7 +114,7 @@ def joined(accounts: Iterable[Account]) -> Account:
     for one in accounts:
         for cause, seconds in one.idle.items():
             idle[cause] = idle.get(cause, 0.0) + seconds
-    whole = dict(sorted(idle.items(), key=lambda item: -item[1]))
+    whole: dict[Cause, float] = dict(sorted(idle.items(), key=lambda item: -item[1]))
     return Account(accounts[0].start_ns, accounts[-1].stop_ns, math.fsum(one.busy_s for one in accounts), busy, whole)
 
 

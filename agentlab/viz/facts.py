@@ -19,7 +19,7 @@ _STATUS_COLORS = {
 ENDED = ("finished", "stopped", "failed")
 
 
-def numbers(snapshot: RunSnapshot, tokens_per_s: float) -> list[tuple[str, str]]:
+def numbers(snapshot: RunSnapshot, tokens_per_s: float, checkpoint_age_s: float = math.nan) -> list[tuple[str, str]]:
     """(name, value) of what a person wants to know at a glance."""
     engine, last = snapshot.engine, snapshot.metrics[-1] if snapshot.metrics else {}
     episodes = f"{len(snapshot.episodes)}" + (f" of {snapshot.max_concurrency}" if snapshot.max_concurrency else "")
@@ -36,6 +36,8 @@ def numbers(snapshot: RunSnapshot, tokens_per_s: float) -> list[tuple[str, str]]
         rows.insert(0, ("reward", f"{reward:.3f}"))
     if snapshot.counts.stale:
         rows.append(("stale groups", str(snapshot.counts.stale)))
+    if math.isfinite(checkpoint_age_s):
+        rows.append(("last checkpoint", f"{duration(checkpoint_age_s)} ago"))
     return rows
 
 
@@ -67,7 +69,7 @@ def headline(snapshot: RunSnapshot) -> str:
     return text if snapshot.status in ENDED else f"{text} · {duration(eta_s(snapshot))} left"
 
 
-def head_html(snapshot: RunSnapshot, tokens_per_s: float) -> str:
+def head_html(snapshot: RunSnapshot, tokens_per_s: float, checkpoint_age_s: float = math.nan) -> str:
     """Name, status, progress and numbers."""
     color = _STATUS_COLORS[snapshot.status]
     done = 100 * snapshot.step / snapshot.steps if snapshot.steps else 0
@@ -75,7 +77,7 @@ def head_html(snapshot: RunSnapshot, tokens_per_s: float) -> str:
     cells = "".join(
         f'<span style="margin:0 14px 2px 0;white-space:nowrap;display:inline-block">{escape(name)} '
         f"<b>{escape(value)}</b></span>"
-        for name, value in numbers(snapshot, tokens_per_s)
+        for name, value in numbers(snapshot, tokens_per_s, checkpoint_age_s)
     )
     return (
         f'<div style="line-height:1.6;overflow-wrap:anywhere"><b>{escape(snapshot.name)}</b> {chip} '
@@ -102,9 +104,15 @@ def foot_html(snapshot: RunSnapshot, found: Account, verdict: str, extra: Sequen
     return f'<div style="line-height:1.5;overflow-wrap:anywhere">{chips}<div>{escape(verdict)}</div>{notes}</div>'
 
 
-def as_text(snapshot: RunSnapshot, tokens_per_s: float, verdict: str, extra: Sequence[str] = ()) -> str:
+def as_text(
+    snapshot: RunSnapshot,
+    tokens_per_s: float,
+    verdict: str,
+    extra: Sequence[str] = (),
+    checkpoint_age_s: float = math.nan,
+) -> str:
     """The dashboard where no widget and no picture can be shown."""
-    facts = ", ".join(f"{name} {value}" for name, value in numbers(snapshot, tokens_per_s))
+    facts = ", ".join(f"{name} {value}" for name, value in numbers(snapshot, tokens_per_s, checkpoint_age_s))
     lines = [f"{snapshot.name}: {snapshot.status}, {headline(snapshot)}", facts, verdict, *snapshot.notes, *extra]
     return "\n".join([*lines, snapshot.error] if snapshot.error else lines)
 

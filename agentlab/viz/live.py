@@ -2,6 +2,7 @@
 
 import base64
 import contextvars
+import math
 import time
 import uuid
 import weakref
@@ -59,6 +60,8 @@ class Dashboard:
         self._tokens: deque[tuple[int, int]] = deque()
         self._lanes, self._curve = LanesPicture(), CurvePicture()
         self._minute = Minute(self._lanes.columns, snapshot.start_ns)
+        self._saved_ns = 0
+        """When the newest checkpoint was written; 0 for none."""
         self._curve_of: tuple[int, int] | None = None
         self._curve_ns = snapshot.now_ns - round(_CURVE_S * 1e9)
         self._pngs: dict[str, bytes] = {"lanes": b"", "curve": b""}
@@ -81,7 +84,9 @@ class Dashboard:
             return
         try:
             under_way = SpanTable.of(open_spans())
-            self._redraw(snapshot, self._minute.take(self._new_spans(), under_way, snapshot.now_ns))
+            new = self._new_spans()
+            self._saved_ns = int(new.only("checkpoint").end_ns.max(initial=self._saved_ns))
+            self._redraw(snapshot, self._minute.take(new, under_way, snapshot.now_ns))
         except Exception as error:  # a display that cannot be drawn must not end the run
             self._trouble = (f"The dashboard could not be redrawn: {type(error).__name__}: {error}",)
         if snapshot.status in facts.ENDED:
@@ -102,9 +107,10 @@ class Dashboard:
         if self._curve_of != counted and (since_s >= _CURVE_S or snapshot.status in facts.ENDED):
             self._curve_of, self._curve_ns = counted, snapshot.now_ns
             self._set_picture("curve", self._curve.render(snapshot.metrics, snapshot.evaluations, snapshot.steps))
-        self._html["head"] = facts.head_html(snapshot, pace)
+        age_s = (snapshot.now_ns - self._saved_ns) / 1e9 if self._saved_ns else math.nan
+        self._html["head"] = facts.head_html(snapshot, pace, age_s)
         self._html["foot"] = facts.foot_html(snapshot, found, verdict, self._trouble)
-        self._text = facts.as_text(snapshot, pace, verdict, self._trouble)
+        self._text = facts.as_text(snapshot, pace, verdict, self._trouble, age_s)
         if self._face is not None:
             self._in_newest_cell(partial(self._face.assign, self._html, self._pngs))
 

@@ -206,7 +206,7 @@ def _advice(
     if found.utilisation >= _WELL_USED:
         return ("Nothing: the device is the bottleneck. A faster device, or fewer tokens per episode, would help.",)
     told = ("tool", "environment", "reset", "reward", "nothing", "learner") if predicted else ()
-    large = [cause for cause, share in shares.items() if share >= 0.05 and cause not in told]
+    large: list[Cause] = [cause for cause, share in shares.items() if share >= 0.05 and cause not in told]
     advice = {cause: _change(cause, snapshot, found) for cause in large}
     return tuple(dict.fromkeys(text for text in advice.values() if text))
 

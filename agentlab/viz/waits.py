@@ -53,7 +53,9 @@ def _parts(spans: Sequence[Span], duration_s: float) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for span in spans:
         seconds[span.stage] += span.duration_s
-    parts = {name: sum(call.tags.get(f"{tag}_s", 0.0) for call in calls) for name, tag in _OF_CALLS.items()}
+    parts: dict[str, float] = {
+        name: sum(call.tags.get(f"{tag}_s", 0.0) for call in calls) for name, tag in _OF_CALLS.items()
+    }
     parts["engine"] = max(0.0, seconds["model_call"] - sum(parts.values()))
     parts["tool"], parts["reward"] = seconds["tool"], seconds["reward"]
     around = seconds["step"] + seconds["reset"] + seconds["close"]
