@@ -12,6 +12,7 @@ OF_REWARDS = frozenset(
         *("truncated_share", *(f"truncated_{why}_share" for why in get_args(Truncation)), "failed_share"),
         *("staleness_mean", "staleness_max", "kl", "ratio_mean", "ratio_min", "ratio_max", "clip_share"),
         *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_alarm", "skipped_groups", "unscored", "unsampled"),
+        *("correction_mean", "bounded_share", "masked_share", "compiled_late"),
         *("wait_policy_s", "filtered_share", "stale_share"),
     }
 )

@@ -62,6 +62,7 @@ METRICS: dict[str, str] = {
     "micro_batches": "micro-batches computed",
     "seconds": "of the whole update on the learner thread",
     "update_s": "seconds from the batch to the new weights, as the run saw it",
+    "compiled_late": "programs that the engine compiled after its warm-up, so far; anything above 0 is a fault",
     "wait_batch_s": "seconds that the learner waited for this batch",
     "wait_policy_s": "seconds that groups ready to begin waited for newer weights, since the update before",
 }
