@@ -16,7 +16,7 @@ ROWS = [
     [{"inference"}, {"training"}],
     [{"rollout"}],
     [{"learner", "run"}],
-    [{"viz"}, {"bench"}, {"doctor"}, {"notebook"}],
+    [{"viz"}, {"bench"}, {"doctor"}, {"notebook"}, {"docs"}],
 ]
 """Rows from the ground up; each holds rooms that do not import each other."""
 ROW_OF = {name: row for row, rooms in enumerate(ROWS) for room in rooms for name in room}
