@@ -220,3 +220,11 @@ def test_waiting_for_a_socket_blocks_and_waiting_in_a_loop_does_not():
     with here, there:
         asyncio.run(wait())
     assert [text.split(" at ")[0] for text in found] == ["socket.send", "socket.recv"]
+
+
+def test_the_checkers_work_inside_an_event_loop_as_a_notebook_has_one():
+    async def cell() -> tuple[str, ...]:
+        task = Task("1", "Say ok.")
+        return check_agent(Good) + check_environment(Room, task, actions=["ok"])
+
+    assert asyncio.run(cell()) == ()

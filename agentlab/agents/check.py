@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentlab.agents.base import ConversationAgentBase
-from agentlab.tracing.blocking import blocking_calls
+from agentlab.tracing.blocking import apart, blocking_calls
 from agentlab.types import Action, Message, check_kwargs
 
 RESPONSES = ("Hello.", "", "<tool_call>{", "\N{SNOWMAN} <|im_end|>", "a" * 5000)
 """Turns of a model: ordinary, empty, malformed, strange and long ones."""
 
 
+@apart
 def check_agent(
     agent_class: Callable[..., Any],
     *,

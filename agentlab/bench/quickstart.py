@@ -5,16 +5,15 @@ import json
 import math
 import re
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentlab.bench import notebooks
 from agentlab.errors import ConfigError, RunError
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
-PROGRESS_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -54,32 +53,14 @@ def execute(out: Path, *, seed: int = 0, notebook: Path = NOTEBOOK) -> Outcome:
         ConfigError: a package of the extra "notebook" is missing, or the notebook is not there.
         RunError: a cell raised; what ran so far is saved.
     """
-    try:
-        import nbformat
-        from nbclient.exceptions import CellExecutionError
-        from nbconvert import HTMLExporter
-    except ImportError as error:
-        raise ConfigError(
-            f"Running notebooks needs {error.name}. Install it: pip install 'agentlab[notebook]'."
-        ) from None
     if not notebook.is_file():
         raise ConfigError(f"The notebook must lie at {notebook}; run this from a clone of the project.")
-    out.mkdir(parents=True, exist_ok=True)
-    document = nbformat.read(notebook, as_version=4)
+    document = notebooks.read(notebook)
     _set_seed(document, seed)
-    executed, page = out / notebook.name, (out / notebook.name).with_suffix(".html")
-    began_s = time.monotonic()
-    try:
-        _client(document, out).execute()
-    except CellExecutionError as error:
-        raise RunError(
-            f"A cell of the notebook failed with {error.ename}: {error.evalue}\nWhat ran so far is in {executed}."
-        ) from error
-    finally:
-        nbformat.write(document, executed)
-    page.write_text(HTMLExporter().from_notebook_node(document)[0], encoding="utf-8")
+    executed = out / notebook.name
+    spent_s = notebooks.execute(document, executed)
     before, after = (json.loads((out / f"{when}.json").read_text()) for when in ("before", "after"))
-    return Outcome(before["solved"], after["solved"], time.monotonic() - began_s, executed, page, out)
+    return Outcome(before["solved"], after["solved"], spent_s, executed, executed.with_suffix(".html"), out)
 
 
 def _set_seed(document: Any, seed: int) -> None:
@@ -88,45 +69,6 @@ def _set_seed(document: Any, seed: int) -> None:
     if len(cells) != 1:
         raise ConfigError(f"Exactly one cell of the notebook must say SEED = <number>, got {len(cells)}.")
     cells[0].source = pattern.sub(f"SEED = {seed}", cells[0].source)
-
-
-def _client(document: Any, folder: Path) -> Any:
-    from nbclient import NotebookClient
-
-    class Client(NotebookClient):
-        """Says which cell runs and, now and then, what a live display says."""
-
-        last_s = 0.0
-
-        async def async_execute_cell(self, cell: Any, cell_index: int, *args: Any, **options: Any) -> Any:
-            if cell.cell_type == "code":
-                lines = [line for line in cell.source.splitlines() if line.strip()]
-                line = next((line for line in lines if not line.startswith(("import ", "from "))), lines[0])
-                print(f"  [{cell_index + 1}/{len(document.cells)}] {line[:100]}", flush=True)
-            return await super().async_execute_cell(cell, cell_index, *args, **options)
-
-        def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
-            if time.monotonic() - self.last_s > PROGRESS_S and (line := _live_line(msg)):
-                self.last_s = time.monotonic()
-                print(f"      {line[:110]}", flush=True)
-            return super().process_message(msg, cell, cell_index)
-
-    return Client(
-        document,
-        timeout=None,
-        kernel_name="python3",
-        store_widget_state=False,
-        extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": str(folder)}},
-    )
-
-
-def _live_line(message: Mapping[str, Any]) -> str:
-    """What the head of a live dashboard now says, if this message updates it."""
-    if message["msg_type"] != "comm_msg":
-        return ""
-    html = message["content"]["data"].get("state", {}).get("value", "")
-    return " ".join(re.sub(r"<[^>]*>", " ", html).split()) if isinstance(html, str) and " of " in html else ""
 
 
 def report(outcome: Outcome) -> str:

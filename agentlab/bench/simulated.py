@@ -3,16 +3,22 @@
 import contextlib
 import heapq
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
 
+from agentlab.agents import ModelAgent
 from agentlab.concurrency import Reply
+from agentlab.environments import Latency, TaskEnvironment
 from agentlab.errors import ConfigError
 from agentlab.inference.base import Engine
 from agentlab.inference.scripted import ByteTokenizer
+from agentlab.rollout import RolloutConfig, RolloutOrchestrator
+from agentlab.run import Parts, Run
+from agentlab.tasks import arithmetic
 from agentlab.tracing import now_ns, record, span
 from agentlab.types import Completion, EngineStats, GenerationRequest, Policy, TrajectoryGroup
 
@@ -206,3 +212,36 @@ class SimulatedLearner:
             self._device.changed()
             self._device.training = training
             self._device.changed()
+
+
+def simulated_run(*, steps: int = 24, tokens: int = 40, world_s: float = 0.6, update_s: float = 0.3) -> Run:
+    """A live run for looking at displays: its threads, episodes and seconds are real, nothing is learned.
+
+    Engine and learner share one simulated device, and compute nothing. An update takes 16 episodes of one
+    turn, and about a second; whether an episode earns 1 or 0 is drawn by lot.
+
+    Args:
+        steps: Updates.
+        tokens: Length of a turn.
+        world_s: Mean seconds that the environment takes to answer.
+        update_s: Seconds of an update.
+
+    Raises:
+        RunActiveError: another run lives in this process.
+    """
+    lot = random.Random(0)
+
+    def build() -> Parts:
+        device = SimulatedDevice()
+        engine = SimulatedEngine(lambda request: tokens, token_rate=100.0, saturation=16, device=device)
+        orchestrator = RolloutOrchestrator(
+            engine,
+            agent_class=ModelAgent,
+            env_class=Latency(TaskEnvironment, world_s, jitter=world_s / 2),
+            env_kwargs={"reward_fn": lambda task, answer: float(lot.random() < 0.5)},
+            config=RolloutConfig(group_size=4, groups_per_step=4, max_concurrency=32, max_tokens=tokens),
+        )
+        orchestrator.gate.limit = 4 * steps
+        return Parts(engine, orchestrator, SimulatedLearner(update_s, device=device), lambda policy: None)
+
+    return Run("simulated", build, arithmetic(seed=0), steps)

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agentlab.environments.base import BaseTaskEnv
-from agentlab.tracing.blocking import blocking_calls
+from agentlab.tracing.blocking import apart, blocking_calls
 from agentlab.types import Action, EnvStepResult, Task, ToolResult, check_kwargs
 
 METHODS = ("reset", "step", "close")
 
 
+@apart
 def check_environment(
     env_class: Callable[..., Any],
     task: Task,

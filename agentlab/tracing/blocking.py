@@ -1,16 +1,22 @@
 """Finds calls that block the thread they are made on, by watching every call of a C function."""
 
+import asyncio
 import builtins
 import contextlib
+import functools
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BLOCKING = {
     time.sleep: "time.sleep",
@@ -47,6 +53,21 @@ def blocking_calls(found: list[str]) -> Iterator[None]:
         busy_s = time.thread_time() - computing_s
         if busy_s > BUSY_S:
             found.append(f"{busy_s:.1f} s of computing")
+
+
+def apart(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, called on a thread of its own where the caller's runs an event loop, as a notebook's does."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return function(*args, **kwargs)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *args, **kwargs).result()
+
+    return called
 
 
 def _blocking(called: Any) -> str:
