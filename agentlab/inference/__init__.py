@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from agentlab.inference.idle import IdleEngine
     from agentlab.inference.jax_engine import JaxEngine
     from agentlab.inference.scripted import ByteTokenizer, ScriptedEngine
+    from agentlab.inference.vllm_engine import VLLMEngine
+    from agentlab.inference.vllm_server import VLLMServerEngine
 
-__all__ = ["ByteTokenizer", "Engine", "IdleEngine", "JaxEngine", "ScriptedEngine"]
+__all__ = ["ByteTokenizer", "Engine", "IdleEngine", "JaxEngine", "ScriptedEngine", "VLLMEngine", "VLLMServerEngine"]
 
 _HOMES = {
     "ByteTokenizer": "scripted",
@@ -20,6 +22,8 @@ _HOMES = {
     "IdleEngine": "idle",
     "JaxEngine": "jax_engine",
     "ScriptedEngine": "scripted",
+    "VLLMEngine": "vllm_engine",
+    "VLLMServerEngine": "vllm_server",
 }
 
 

@@ -1,0 +1,121 @@
+"""vLLM's `AsyncLLM` as `VLLMEngine` uses it; all of it runs on the engine's thread."""
+
+# vLLM is not installed where types are checked.
+# pyright: reportMissingImports=false
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from agentlab.concurrency import Reply, as_error
+from agentlab.errors import ConfigError, EngineError
+from agentlab.inference import vllm_plugin
+from agentlab.inference.vllm_client import finish_reason
+from agentlab.tracing import record
+from agentlab.types import Completion, GenerationRequest
+
+
+class Core:
+    """The engine's side of every crossing. Owned by the engine's thread."""
+
+    def __init__(self, llm: Any, loop: asyncio.AbstractEventLoop, group: anyio.abc.TaskGroup):
+        self.llm, self.loop, self._group = llm, loop, group
+
+    def begin(self, work: Callable[[], Awaitable[Any]], reply: Reply[Any], scope: anyio.CancelScope) -> None:
+        """Start `work` as a task whose end goes to `reply`."""
+
+        async def run() -> None:
+            with scope:
+                try:
+                    reply.set(await work())
+                except Exception as error:  # belongs to whoever waits for the reply
+                    reply.fail(as_error(error))
+
+        self._group.start_soon(run)
+
+    async def check(self) -> None:
+        """Raises what has killed vLLM's own process, if anything has."""
+        await self.llm.check_health()
+
+    async def generate(self, id: str, prompt: Sequence[int], params: Mapping[str, Any]) -> Any:
+        """vLLM's last output of one request. Cancelling this call ends the request."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
+        outputs = [o async for o in self.llm.generate({"prompt_token_ids": list(prompt)}, sampling, id)]
+        if not outputs:
+            raise EngineError(f"vLLM ended request {id} without an output.")
+        return outputs[-1]
+
+    async def install(self, path: Path, version: int, pause: str) -> None:
+        """Replace all weights between two steps and name them; running requests go on afterwards."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self.llm.pause_generation(mode=pause, clear_cache=False)
+        await self.llm.start_weight_update()
+        await self.llm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path)}))
+        await self.llm.finish_weight_update(str(version))
+        await self.llm.reset_prefix_cache()
+        await self.llm.resume_generation()
+
+
+def load_llm(folder: Path, options: Mapping[str, Any]) -> Any:
+    """An `AsyncLLM` of the model in this folder; call it on the loop that will use it.
+
+    Raises:
+        ConfigError: vLLM does not know an option.
+    """
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    vllm_plugin.load()
+    ours: dict[str, Any] = {
+        "model": str(folder),
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": WeightTransferConfig(backend=vllm_plugin.BACKEND),
+    }
+    try:
+        arguments = AsyncEngineArgs(**{"disable_log_stats": False, **options, **ours})
+    except TypeError as error:
+        raise ConfigError(f"vLLM's AsyncEngineArgs must know every option: {error}.") from error
+    return AsyncLLM.from_engine_args(arguments)
+
+
+def to_completion(request: GenerationRequest, output: Any, limit: int) -> Completion:
+    """The record of vLLM's output, with spans from vLLM's own times (`time.monotonic`, as ours).
+
+    Raises:
+        EngineError: vLLM did not say which weights sampled the tokens.
+    """
+    choice, times = output.outputs[0], output.metrics
+    tokens = tuple(choice.token_ids)
+    spans = choice.weight_versions or ()
+    versions = tuple(int(span.version) for span in spans for _ in range(span.start, span.end))
+    logprobs = tuple(entry[token].logprob for token, entry in zip(tokens, choice.logprobs or (), strict=True))
+    if len(versions) != len(tokens):
+        raise EngineError(
+            f"A completion must have as many weight versions as tokens, got {len(versions)} for {len(tokens)}. "
+            "vLLM 0.32 is the first version that reports them: use it or a later one."
+        )
+    marks = [
+        int(at_s * 1e9) for at_s in (times.queued_ts, times.scheduled_ts, times.first_token_ts, times.last_token_ts)
+    ]
+    for stage, begin_ns, end_ns in zip(("queueing", "prefill", "decode"), marks[:3], marks[1:], strict=True):
+        record(stage, begin_ns, end_ns, request=request.id)
+    return Completion(
+        request_id=request.id,
+        tokens=tokens,
+        logprobs=logprobs,
+        policy_versions=versions,
+        finish_reason=finish_reason(choice.finish_reason, request.sampling.max_tokens, limit),
+        num_prefilled=len(request.prompt) - (output.num_cached_tokens or 0),
+        queued_s=(marks[1] - marks[0]) / 1e9,
+        prefill_s=(marks[2] - marks[1]) / 1e9,
+        decode_s=(marks[3] - marks[2]) / 1e9,
+    )

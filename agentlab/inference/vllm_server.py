@@ -1,0 +1,411 @@
+"""`VLLMServerEngine`: vLLM servers behind the engine interface, with weights that follow the trainer."""
+
+import functools
+import itertools
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import anyio
+import httpx
+
+from agentlab.concurrency import WorkerPool
+from agentlab.errors import ConfigError, EngineError
+from agentlab.inference.base import Engine
+from agentlab.inference.jax_engine import stop_token_ids
+from agentlab.inference.vllm_client import ServerGoneError, VLLMClient
+from agentlab.inference.vllm_process import ServerProcess
+from agentlab.inference.vllm_weights import check_policy, shared_memory, write_weights
+from agentlab.models import Model
+from agentlab.models.save import save_model
+from agentlab.tracing import counter, now_ns, record, span
+from agentlab.types import Completion, EngineStats, GenerationRequest, Policy, checked_option
+
+Pause = Literal["keep", "wait", "abort"]
+BEAT_S = 0.5
+"""Seconds between two looks at a server's health and counters."""
+SILENT_S = 30.0
+"""A server that accepts connections but does not answer for this long is taken for dead."""
+
+
+class Server:
+    """What the engine knows of one server. Owned by the loop thread."""
+
+    def __init__(self, url: str, client: VLLMClient):
+        self.url, self.client = url, client
+        self.alive = True
+        self.version: int | None = None
+        """The policy it serves; None before the first one was installed."""
+        self.num_open = 0
+        self.counters: dict[str, float] = {}
+
+
+class VLLMServerEngine(Engine):
+    """Serves a policy by one or several vLLM servers. Owned by the loop thread.
+
+    A request that is made after `update_policy` is sampled under that policy or a newer one; those in
+    flight go on under the new weights with what they have cached. The requests of a session stay with
+    one server, for its cache; new sessions go to the one with the fewest requests. A server that dies
+    is left out, its requests are made once more elsewhere, and it is taken back, with the newest
+    weights, when it answers again. When none is left, `serve` and every `generate` raise.
+
+    Weights travel as a file in shared memory (or in `weights_folder`), so servers must run on this
+    machine or see that folder. Their routes for new weights have no password: keep them on loopback.
+
+    Args:
+        urls: One or more, such as "http://127.0.0.1:8000"; see `launch` for starting one.
+        model: What is served: its tokenizer, and the weights that are installed before the first request.
+        pause: What running requests do while weights are replaced: "keep" freezes them, "wait" lets
+            them end first, "abort" ends them, which fails their episodes.
+        weights_folder: Where the files of weights go; shared memory if None.
+        timeout_s: Seconds a server has to answer anything but a request for tokens.
+
+    Raises:
+        ConfigError: an option is impossible.
+        EngineError: a server does not answer.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        model: Model,
+        pause: Pause = "keep",
+        weights_folder: str | Path | None = None,
+        timeout_s: float = 300.0,
+    ):
+        urls = [urls] if isinstance(urls, str) else list(urls)
+        if not urls:
+            raise ConfigError("urls must name at least one vLLM server, got none.")
+        if not isinstance(model, Model):
+            raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
+        if pause not in ("keep", "wait", "abort"):
+            raise ConfigError(f'pause must be "keep", "wait" or "abort", got {pause!r}.')
+        if not checked_option("timeout_s", timeout_s, float) > 0:
+            raise ConfigError(f"timeout_s must be above 0 seconds, got {timeout_s}.")
+        self.tokenizer = model.tokenizer
+        self.urls = tuple(url.rstrip("/") for url in urls)
+        self.max_context = min(_max_model_len(url) for url in self.urls)
+        self._model, self._pause, self._timeout_s = model, pause, timeout_s
+        self._folder = None if weights_folder is None else Path(weights_folder)
+        self._stops = stop_token_ids(model)
+        self._policy = Policy(0, model.params)
+        self._processes: tuple[ServerProcess, ...] = ()
+        self._servers: list[Server] = []
+        self._serving = anyio.Event()
+        self._changed = anyio.Event()
+        """Set, and made anew, whenever a server or the policy has changed."""
+        self._files: dict[int, Path] = {}
+        self._writing = anyio.Lock()
+        self._homes: dict[str, Server] = {}
+        self._scopes: set[anyio.CancelScope] = set()
+        self._error: BaseException | None = None
+        self._ids = itertools.count()
+        self._name = uuid.uuid4().hex[:8]
+        self._stats = EngineStats()
+        self.update_s, self.update_bytes = 0.0, 0
+        """How long the last weight update took, from writing to being in force, and how many bytes it moved."""
+
+    @classmethod
+    def launch(
+        cls,
+        model: Model,
+        *,
+        python: str | Path,
+        num_servers: int = 1,
+        env: Mapping[str, str] | None = None,
+        start_timeout_s: float = 600.0,
+        progress: bool = True,
+        pause: Pause = "keep",
+        **options: Any,
+    ) -> Self:
+        """Start servers as child processes and wait until they are healthy.
+
+        They end with `close()`, with this object, and with this process, however it ends.
+
+        Args:
+            model: Saved to a folder from which the servers load it.
+            python: The interpreter of an environment in which vLLM is installed.
+            num_servers: How many.
+            env: Environment variables for them.
+            start_timeout_s: Seconds until they must be healthy.
+            progress: Show a bar meanwhile.
+            pause: See the class.
+            options: Of `vllm serve`, with underscores: `max_model_len=4096`, `enforce_eager=True`.
+
+        Raises:
+            ConfigError: an option is impossible.
+            EngineError: a server ended or was not healthy in time; the text shows its last lines.
+        """
+        if not isinstance(model, Model):
+            raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
+        if checked_option("num_servers", num_servers, int) < 1:
+            raise ConfigError(f"num_servers must be at least 1, got {num_servers}.")
+        processes: list[ServerProcess] = []
+        try:
+            with tempfile.TemporaryDirectory(prefix="agentlab-model-") as folder:
+                saved = save_model(model, Path(folder) / "model")
+                for _ in range(num_servers):
+                    processes.append(ServerProcess(saved, python=python, env=env, **options))
+                for process in processes:
+                    process.wait_until_healthy(_answers, timeout_s=start_timeout_s, progress=progress)
+            engine = cls([process.url for process in processes], model=model, pause=pause)
+        except BaseException:  # an interrupt, too, must leave no server behind
+            for process in processes:
+                process.close()
+            raise
+        engine._processes = tuple(processes)
+        return engine
+
+    def close(self) -> None:
+        """End the servers that were launched, and remove the files of weights."""
+        for process in self._processes:
+            process.close()
+        self._remove_files(keep=None)
+
+    # -- the engine interface ---------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """See `Engine.serve`. Having been cancelled, it can be called again."""
+        if self._error is not None:
+            raise self._ended()
+        if self._serving.is_set():
+            raise EngineError("The engine is serving already.")
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        try:
+            async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
+                self._servers = [Server(url, VLLMClient(url, http, self._timeout_s)) for url in self.urls]
+                async with anyio.create_task_group() as group:
+                    for server in self._servers:
+                        group.start_soon(self._keep_current, server)
+                        group.start_soon(self._watch, server)
+                    self._serving.set()
+        except* EngineError as errors:
+            self._error = _first(errors)
+            raise self._ended() from self._error
+        finally:
+            self._serving, self._writing = anyio.Event(), anyio.Lock()  # the next loop may be another
+            self._tell()
+            self._homes.clear()
+            for scope in self._scopes:
+                scope.cancel()
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """See `Engine.generate`."""
+        if self._error is not None:
+            raise self._ended()
+        if not request.prompt:
+            raise ConfigError(f"Request {request.id!r} must have a prompt of at least one token, got none.")
+        limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt))
+        if limit < 1:
+            return Completion(request.id, (), (), (), "context")
+        wanted = self._policy.version
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                return await self._sample(request, limit, wanted)
+            finally:
+                self._scopes.discard(scope)
+        raise self._ended()
+
+    def update_policy(self, policy: Policy) -> None:
+        """See `Engine.update_policy`.
+
+        Raises:
+            ConfigError: the parameters are not of the structure of `model.params`.
+            EngineError: the engine died.
+        """
+        if self._error is not None:
+            raise self._ended()
+        check_policy(self._model, policy)
+        self._policy = policy
+        self._tell()
+
+    def release(self, session: str) -> None:
+        """See `Engine.release`. vLLM evicts what is unused by itself."""
+        self._homes.pop(session, None)
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`. From vLLM's own counters, at most half a second old."""
+        return self._stats
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def _sample(self, request: GenerationRequest, limit: int, wanted: int) -> Completion:
+        await self._serving.wait()
+        sent = replace(request, id=f"{request.id}-{self._name}-{next(self._ids)}")
+        try:
+            completion = await self._ask(await self._server_for(request.session, wanted), sent, limit)
+        except ServerGoneError:  # nothing of it was delivered: once more, elsewhere if there is another
+            completion = await self._ask(await self._server_for(request.session, wanted), sent, limit)
+        self._note(completion)
+        return replace(completion, request_id=request.id)
+
+    async def _ask(self, server: Server, request: GenerationRequest, limit: int) -> Completion:
+        server.num_open += 1
+        try:
+            return await server.client.generate(request, limit, self._stops)
+        except ServerGoneError:
+            self._leave_out(server)
+            raise
+        finally:
+            server.num_open -= 1
+
+    async def _server_for(self, session: str, wanted: int) -> Server:
+        """The session's server, or the one with the fewest requests, once it has these weights."""
+        while True:
+            server = self._homes.get(session)
+            alive = [server for server in self._servers if server.alive]
+            if server is None and alive:
+                server = self._homes[session] = min(alive, key=lambda server: server.num_open)
+            if server is not None and server.version is not None and server.version >= wanted:
+                return server
+            await self._changed.wait()
+
+    def _note(self, completion: Completion) -> None:
+        """Spans of what the device did, from the times of the first and the last token."""
+        end_ns = now_ns()
+        first_ns = end_ns - int(completion.decode_s * 1e9)
+        begin_ns = first_ns - int(completion.prefill_s * 1e9)
+        queued_ns = int((first_ns - begin_ns) * self._queued_share())
+        record("queueing", begin_ns, begin_ns + queued_ns, request=completion.request_id)
+        record("prefill", begin_ns + queued_ns, first_ns, request=completion.request_id)
+        record("decode", first_ns, end_ns, request=completion.request_id)
+
+    def _queued_share(self) -> float:
+        """Which part of the time to the first token is queueing, on average, by vLLM's own sums."""
+        queued = sum(server.counters.get("request_queue_time_seconds_sum", 0.0) for server in self._servers)
+        computed = sum(server.counters.get("request_prefill_time_seconds_sum", 0.0) for server in self._servers)
+        return queued / (queued + computed) if queued + computed else 0.0
+
+    # -- weights and health -----------------------------------------------------------------------
+
+    async def _keep_current(self, server: Server) -> None:
+        """Install the newest policy whenever the server has an older one."""
+        while True:
+            changed = self._changed
+            if server.alive and server.version != self._policy.version:
+                try:
+                    await self._install(server, self._policy)
+                except ServerGoneError:
+                    self._leave_out(server)
+            else:
+                await changed.wait()
+
+    async def _install(self, server: Server, policy: Policy) -> None:
+        began_ns = now_ns()
+        async with self._writing:
+            path = await self._file(policy)
+        if server.version is None:
+            await server.client.end_update()
+        with span("weight_sync", version=policy.version):
+            await server.client.install(path, policy.version, pause=self._pause)
+        server.version = policy.version
+        self.update_s = (now_ns() - began_ns) / 1e9
+        self._tell()
+        if all(other.version == policy.version for other in self._servers if other.alive):
+            self._remove_files(keep=self._policy.version)
+
+    async def _file(self, policy: Policy) -> Path:
+        """The file that holds this policy, written at first need."""
+        if policy.version not in self._files:
+            folder = shared_memory() if self._folder is None else self._folder
+            path = folder / f"agentlab-{self._name}-{policy.version}.safetensors"
+            pool = WorkerPool(1)
+            try:
+                await pool.run(functools.partial(write_weights, self._model, policy, path))
+            finally:
+                pool.close()
+            self._files[policy.version] = path
+            self.update_bytes = path.stat().st_size
+        return self._files[policy.version]
+
+    def _remove_files(self, *, keep: int | None) -> None:
+        for version in [version for version in self._files if version != keep]:
+            self._files.pop(version).unlink(missing_ok=True)
+
+    async def _watch(self, server: Server) -> None:
+        """Look at the server's counters again and again; take it back when it answers again."""
+        while True:
+            try:
+                with anyio.fail_after(SILENT_S):
+                    server.counters = await server.client.counters()
+                    if not await server.client.healthy():
+                        raise ServerGoneError(f"The engine of the vLLM server at {server.url} is dead.")
+                if not server.alive:
+                    server.alive, server.version = True, None
+                    self._tell()
+                self._publish()
+            except (ServerGoneError, TimeoutError) as error:
+                self._leave_out(server)
+                if not any(other.alive for other in self._servers):
+                    raise ServerGoneError(f"No vLLM server is left. {self._last_words(server)}{error}") from error
+            await anyio.sleep(BEAT_S)
+
+    def _leave_out(self, server: Server) -> None:
+        server.alive = False
+        for session in [session for session, home in self._homes.items() if home is server]:
+            del self._homes[session]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _last_words(self, server: Server) -> str:
+        lines = [p.last_lines() for p in self._processes if p.url == server.url and p.ended]
+        return f"The one at {server.url} said at last:\n{lines[0]}\n" if lines else ""
+
+    def _publish(self) -> None:
+        def total(name: str) -> int:
+            return int(sum(server.counters.get(name, 0.0) for server in self._servers if server.alive))
+
+        running, waiting = total("num_requests_running"), total("num_requests_waiting")
+        counter("slots_in_use", running)
+        counter("waiting", waiting)
+        cached = total("prompt_tokens_cached_total")
+        self._stats = EngineStats(
+            policy_version=min((s.version or 0 for s in self._servers if s.alive), default=0),
+            num_running=running,
+            num_waiting=waiting,
+            num_slots=max(self._stats.num_slots, running),
+            tokens_sampled=total("generation_tokens_total"),
+            tokens_prefilled=total("prompt_tokens_total") - cached,
+            tokens_cached=cached,
+        )
+
+    def _ended(self) -> EngineError:
+        if self._error is None:
+            return EngineError("The engine stopped serving before it answered; serve it again and repeat the request.")
+        error = EngineError(str(self._error))
+        error.__cause__ = self._error
+        return error
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _max_model_len(url: str) -> int:
+    """Most tokens of prompt and completion that the server takes."""
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=10.0, trust_env=False)
+        return int(answer.raise_for_status().json()["data"][0]["max_model_len"])
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, IndexError, ValueError) as error:
+        raise EngineError(
+            f"A vLLM server must answer at {url}/v1/models, got {type(error).__name__}: {error}. "
+            "Start one with VLLMServerEngine.launch(model, python=...), or check the address."
+        ) from error

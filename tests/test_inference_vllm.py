@@ -1,0 +1,204 @@
+"""vLLM as engine: what it answers, whose weights it uses, and what happens when it dies."""
+
+import sys
+from collections.abc import Iterator
+
+import anyio
+import numpy as np
+import pytest
+from training_cases import plain_logprobs
+
+from agentlab.errors import ConfigError
+from agentlab.inference import Engine, JaxEngine, VLLMEngine, VLLMServerEngine
+from agentlab.models import Model, tiny_model
+from agentlab.types import Completion, GenerationRequest, Policy, SamplingParams
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm`")
+
+CONTEXT = 128
+OPTIONS = {"max_model_len": CONTEXT, "enforce_eager": True, "dtype": "float32", "max_num_seqs": 32}
+ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+}
+SIZES = {"hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+
+
+def tiny(seed: int = 0) -> Model:
+    return tiny_model(seed=seed, **SIZES)
+
+
+MODEL, OTHER = tiny(0), tiny(1)
+PROMPT = tuple(MODEL.tokenizer.encode("What is six times seven?"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[VLLMServerEngine]:
+    engine = VLLMServerEngine.launch(MODEL, python=sys.executable, env=ENV, progress=False, **OPTIONS)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[VLLMEngine]:
+    engine = VLLMEngine(MODEL, env=ENV, **OPTIONS)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(params=["server", "in_process"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    engine: Engine = request.getfixturevalue(request.param)
+    engine.update_policy(Policy(0, MODEL.params))
+    return engine
+
+
+def ask(id: str, prompt: tuple[int, ...] = PROMPT, **sampling: object) -> GenerationRequest:
+    return GenerationRequest(id, id, prompt, SamplingParams(**{"max_tokens": 8, **sampling}))
+
+
+def served(engine: Engine, requests: list[GenerationRequest]) -> list[Completion]:
+    done: dict[str, Completion] = {}
+
+    async def one(request: GenerationRequest) -> None:
+        done[request.id] = await engine.generate(request)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(engine.serve)
+            async with anyio.create_task_group() as asking:
+                for request in requests:
+                    asking.start_soon(one, request)
+            serving.cancel_scope.cancel()
+
+    anyio.run(main)
+    return [done[request.id] for request in requests]
+
+
+def test_greedy_tokens_equal_those_of_the_built_in_engine(engine):
+    prompts = [PROMPT, PROMPT[:3], PROMPT + PROMPT]
+    requests = [ask(str(i), prompt, temperature=0.0, max_tokens=24) for i, prompt in enumerate(prompts)]
+    ours = served(JaxEngine(MODEL, num_slots=4, tokens_per_slot=CONTEXT), requests)
+    theirs = served(engine, requests)
+    assert [c.tokens for c in theirs] == [c.tokens for c in ours]
+    assert [c.finish_reason for c in theirs] == [c.finish_reason for c in ours]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+def test_logprobs_are_those_the_trainer_computes(engine, temperature):
+    completion = served(engine, [ask("a", temperature=temperature, max_tokens=24, seed=3)])[0]
+    assert len(completion.tokens) > 4
+    found = plain_logprobs(MODEL, PROMPT + completion.tokens, temperature)[-len(completion.tokens) :]
+    np.testing.assert_allclose(completion.logprobs, found, atol=5e-3)
+
+
+def test_many_requests_at_once_keep_their_own_seeds(engine):
+    requests = [ask(str(seed), seed=seed, max_tokens=12) for seed in range(12)]
+    first, again = served(engine, requests), served(engine, requests)
+    assert [c.tokens for c in first] == [c.tokens for c in again]
+    assert len({c.tokens for c in first}) > 6
+    for completion in first:
+        assert len(completion.tokens) == len(completion.logprobs) == len(completion.policy_versions)
+
+
+def test_a_stop_token_and_a_stop_string_end_the_completion(engine):
+    free = served(engine, [ask("a", seed=5, max_tokens=12)])[0].tokens
+    stopped = served(engine, [ask("a", seed=5, max_tokens=12, stop_token_ids=(free[3],))])[0]
+    assert (stopped.tokens, stopped.finish_reason) == (free[: free.index(free[3]) + 1], "stop")
+    pairs = {at: MODEL.tokenizer.decode(list(free[at - 2 : at])) for at in range(3, len(free))}
+    end, wanted = next((at, text) for at, text in pairs.items() if "�" not in text)
+    stopped = served(engine, [ask("a", seed=5, max_tokens=12, stop=("never", wanted))])[0]
+    assert (stopped.tokens, stopped.finish_reason) == (free[:end], "stop")
+
+
+def test_a_full_context_and_a_prompt_that_never_fits_harm_nobody(engine):
+    requests = [
+        ask("fits", temperature=0.0),
+        ask("full", (5,) * CONTEXT),
+        ask("over", (5,) * (CONTEXT + 50)),
+        ask("nearly", (5,) * (CONTEXT - 3), seed=5, max_tokens=50),
+    ]
+    fits, full, over, nearly = served(engine, requests)
+    assert fits.finish_reason in ("length", "stop")
+    assert (full.finish_reason, full.tokens, over.finish_reason, over.tokens) == ("context", (), "context", ())
+    assert (nearly.finish_reason, len(nearly.tokens)) == ("context", 3)
+
+
+def test_new_weights_answer_as_a_cold_engine_of_theirs(engine):
+    request = ask("a", temperature=0.0, max_tokens=16)
+    cold = served(JaxEngine(OTHER, num_slots=1, tokens_per_slot=CONTEXT), [request])[0]
+    before = served(engine, [request])[0]
+    engine.update_policy(Policy(5, OTHER.params))
+    after = served(engine, [request])[0]
+    assert after.tokens == cold.tokens != before.tokens
+    assert set(after.policy_versions) == {5}
+    assert engine.stats().policy_version == 5
+
+
+def test_a_request_in_flight_goes_on_under_new_weights_and_every_token_names_its_own(engine):
+    seen: list[Completion] = []
+
+    async def talk(name: str) -> None:
+        while not any(len(set(c.policy_versions)) > 1 for c in seen):
+            seen.append(await engine.generate(ask(name, (5,), max_tokens=CONTEXT - 2, temperature=0.0)))
+
+    async def main() -> None:
+        with anyio.fail_after(120):
+            async with anyio.create_task_group() as serving:
+                serving.start_soon(engine.serve)
+                async with anyio.create_task_group() as asking:
+                    for i in range(16):
+                        asking.start_soon(talk, str(i))
+                    for version in range(11, 1000):
+                        if any(len(set(c.policy_versions)) > 1 for c in seen):
+                            break
+                        engine.update_policy(Policy(version, MODEL.params))
+                        await anyio.sleep(0.2)
+                serving.cancel_scope.cancel()
+
+    anyio.run(main)
+    for completion in seen:
+        assert list(completion.policy_versions) == sorted(completion.policy_versions)
+        assert completion.finish_reason in ("length", "stop", "context")
+
+
+def test_weights_of_another_shape_are_refused_before_anything_is_touched(engine):
+    with pytest.raises(ConfigError, match="structure and shapes"):
+        engine.update_policy(Policy(3, tiny_model(seed=0).params))
+    assert served(engine, [ask("a", max_tokens=2)])[0].policy_versions == (0, 0)
+
+
+def test_a_cancelled_request_leaves_nothing_in_the_server(server):
+    server.update_policy(Policy(0, MODEL.params))
+    left: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(server.serve)
+            await server.generate(ask("first", max_tokens=1))
+            async with anyio.create_task_group() as asking:
+                for seed in range(200):
+                    asking.start_soon(server.generate, ask(str(seed), (5,), max_tokens=CONTEXT - 2, seed=seed))
+                with anyio.fail_after(60):
+                    while server.stats().num_waiting < 20:
+                        await anyio.sleep(0.05)
+                asking.cancel_scope.cancel()
+            with anyio.fail_after(5):
+                while server.stats().num_running + server.stats().num_waiting:
+                    await anyio.sleep(0.05)
+            left.append((server.stats().num_running, server.stats().num_waiting))
+            serving.cancel_scope.cancel()
+
+    anyio.run(main)
+    assert left == [(0, 0)]
+
+
+def test_the_next_turn_of_a_conversation_finds_the_last_one_in_the_cache(engine):
+    first = GenerationRequest("1", "talk", PROMPT + PROMPT, SamplingParams(max_tokens=8, temperature=0.0))
+    said = served(engine, [first])[0]
+    second = GenerationRequest("2", "talk", PROMPT + PROMPT + said.tokens + (7, 8), first.sampling)
+    assert served(engine, [second])[0].num_prefilled < len(second.prompt)
