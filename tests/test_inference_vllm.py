@@ -16,7 +16,7 @@ from agentlab.types import Completion, GenerationRequest, Policy, SamplingParams
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm`")
 
-CONTEXT = 128
+CONTEXT = 512
 OPTIONS = {"max_model_len": CONTEXT, "enforce_eager": True, "dtype": "float32", "max_num_seqs": 32}
 ENV = {
     "HF_HUB_OFFLINE": "1",
@@ -198,7 +198,15 @@ def test_a_cancelled_request_leaves_nothing_in_the_server(server):
 
 
 def test_the_next_turn_of_a_conversation_finds_the_last_one_in_the_cache(engine):
-    first = GenerationRequest("1", "talk", PROMPT + PROMPT, SamplingParams(max_tokens=8, temperature=0.0))
-    said = served(engine, [first])[0]
-    second = GenerationRequest("2", "talk", PROMPT + PROMPT + said.tokens + (7, 8), first.sampling)
-    assert served(engine, [second])[0].num_prefilled < len(second.prompt)
+    first = GenerationRequest("1", "talk", PROMPT * 12, SamplingParams(max_tokens=8, temperature=0.0))
+
+    async def main() -> Completion:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(engine.serve)
+            said = (await engine.generate(first)).tokens
+            prompt = first.prompt + said + (7, 8)
+            second = await engine.generate(GenerationRequest("2", "talk", prompt, first.sampling))
+            serving.cancel_scope.cancel()
+        return second
+
+    assert anyio.run(main).num_prefilled < len(first.prompt) / 2

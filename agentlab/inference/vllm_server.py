@@ -39,7 +39,6 @@ class Server:
         self.alive = True
         self.version: int | None = None
         """The policy it serves; None before the first one was installed."""
-        self.num_open = 0
         self.counters: dict[str, float] = {}
 
 
@@ -48,7 +47,7 @@ class VLLMServerEngine(Engine):
 
     A request that is made after `update_policy` is sampled under that policy or a newer one; those in
     flight go on under the new weights with what they have cached. The requests of a session stay with
-    one server, for its cache; new sessions go to the one with the fewest requests. A server that dies
+    one server, for its cache; new ones go to the server with the fewest. A server that dies
     is left out, its requests are made once more elsewhere, and it is taken back, with the newest
     weights, when it answers again. When none is left, `serve` and every `generate` raise.
 
@@ -245,22 +244,20 @@ class VLLMServerEngine(Engine):
         return replace(completion, request_id=request.id)
 
     async def _ask(self, server: Server, request: GenerationRequest, limit: int) -> Completion:
-        server.num_open += 1
         try:
             return await server.client.generate(request, limit, self._stops)
         except ServerGoneError:
             self._leave_out(server)
             raise
-        finally:
-            server.num_open -= 1
 
     async def _server_for(self, session: str, wanted: int) -> Server:
-        """The session's server, or the one with the fewest requests, once it has these weights."""
+        """The session's server, or the one with the fewest sessions, once it has these weights."""
         while True:
             server = self._homes.get(session)
             alive = [server for server in self._servers if server.alive]
             if server is None and alive:
-                server = self._homes[session] = min(alive, key=lambda server: server.num_open)
+                homes = list(self._homes.values())
+                server = self._homes[session] = min(alive, key=homes.count)
             if server is not None and server.version is not None and server.version >= wanted:
                 return server
             await self._changed.wait()

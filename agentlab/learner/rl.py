@@ -8,8 +8,8 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-from agentlab.errors import ConfigError
-from agentlab.inference import JaxEngine, ScriptedEngine
+from agentlab.errors import ConfigError, nearest
+from agentlab.inference import JaxEngine, ScriptedEngine, VLLMEngine
 from agentlab.inference.base import Engine
 from agentlab.learner.checks import check_made
 from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
@@ -67,7 +67,9 @@ class AgenticRLLearner:
         env_class: Called once per episode with the task and `env_kwargs`.
         config: How to roll out and how to train.
         algorithm: How rewards become a loss; None takes the configuration's.
-        engine: Makes the inference engine from the model, on the loop of the run; None makes a `JaxEngine`.
+        engine: What samples: None or "jax" for a `JaxEngine`, "vllm" for a `VLLMEngine`, an engine that
+            serves this model already, or a function that makes one from the model, on the loop of the run.
+            An engine object, and that of "vllm", is kept from run to run.
 
     Raises:
         ConfigError: an option is unknown or impossible, or keyword arguments do not fit their class.
@@ -83,7 +85,7 @@ class AgenticRLLearner:
         env_kwargs: Mapping[str, Any] | None = None,
         config: GRPOConfig | None = None,
         algorithm: Algorithm | None = None,
-        engine: Callable[[Model], Engine] | None = None,
+        engine: Callable[[Model], Engine] | Engine | str | None = None,
     ):
         check_made(model, Model, "model", hint=" Use al.load_model(...).")
         self.config = config if config is not None else GRPOConfig()
@@ -97,7 +99,7 @@ class AgenticRLLearner:
                 f"got {self.config.tokens_per_slot}."
             )
         self.algorithm = algorithm
-        self._make_engine = engine
+        self._make_engine = self._engine_option(engine)
         self._roles: dict[str, Any] = {
             "agent_class": agent_class,
             "env_class": env_class,
@@ -244,8 +246,25 @@ class AgenticRLLearner:
             notes=notes,
         )
 
+    def _engine_option(self, engine: Any) -> Callable[[Model], Engine] | Engine | None:
+        if engine == "vllm":
+            return VLLMEngine(
+                self.model, max_model_len=self.config.tokens_per_slot, max_num_seqs=self.config.max_concurrency
+            )
+        if engine is None or engine == "jax":
+            return None
+        if not isinstance(engine, Engine) and (isinstance(engine, str) or not callable(engine)):
+            known = ("jax", "vllm")
+            raise ConfigError(
+                f'engine must be "jax", "vllm", an engine or a function that makes one from the model, got {engine!r}.'
+                + (nearest(engine, known) if isinstance(engine, str) else "")
+            )
+        return engine
+
     def _engine(self, *, warm_up: bool = False) -> Engine:
-        if self._make_engine is not None:
+        if isinstance(self._make_engine, Engine):
+            engine = self._make_engine
+        elif self._make_engine is not None:
             engine = self._make_engine(self.model)
         else:
             engine = JaxEngine(
@@ -255,7 +274,7 @@ class AgenticRLLearner:
                 tokens_per_slot=self.config.tokens_per_slot,
                 warm_up=warm_up,
             )
-        if self.policy.version:
+        if self.policy.version or isinstance(self._make_engine, Engine):
             engine.update_policy(self.policy)
         return engine
 
