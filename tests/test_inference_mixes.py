@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlab.inference.jax_engine import JaxEngine
+from agentlab.inference.jax_engine import JaxEngine, stop_token_ids
 from agentlab.inference.shapes import PrefillSize, Shapes
 from agentlab.models import tiny_model
 from agentlab.models.attention import attend
@@ -73,7 +73,7 @@ def check_exact(request: GenerationRequest, completion: Completion) -> None:
 def check_ended(request: GenerationRequest, completion: Completion) -> None:
     """It ended where it says, and its text holds a stop string only at its end."""
     sampling, tokens = request.sampling, completion.tokens
-    ends = {*sampling.stop_token_ids, *MODEL.config.eos_token_ids}
+    ends = {*sampling.stop_token_ids, *stop_token_ids(MODEL)}
     by_text = [MODEL.tokenizer.decode(list(tokens[:n])) for n in (len(tokens) - 1, len(tokens))]
     stopped = [tokens[-1] in ends or any(s in by_text[1] for s in sampling.stop)] if tokens else [False]
     assert not any(s in by_text[0] for s in sampling.stop) and not ends & set(tokens[:-1])
@@ -102,11 +102,17 @@ def test_any_mix_gives_what_full_passes_give_and_leaks_no_slot(mix, events):
         completions[request.id] = await engine.generate(request)
 
     async def main() -> None:
-        async with anyio.create_task_group() as serving, anyio.create_task_group() as aborted:
+        scopes = [anyio.CancelScope() for _ in doomed]
+
+        async def aborted(request: GenerationRequest, scope: anyio.CancelScope) -> None:
+            with scope:
+                await one(request)
+
+        async with anyio.create_task_group() as serving:
             serving.start_soon(engine.serve)
             async with anyio.create_task_group() as asking:
-                for request in doomed:
-                    aborted.start_soon(one, request)
+                for request, scope in zip(doomed, scopes, strict=True):
+                    asking.start_soon(aborted, request, scope)
                 for request in kept:
                     asking.start_soon(one, request)
                 for event in events:
@@ -116,7 +122,8 @@ def test_any_mix_gives_what_full_passes_give_and_leaks_no_slot(mix, events):
                         engine.update_policy(Policy(version, PARAMS[version % 2]))
                     else:
                         engine.release("s0")
-                aborted.cancel_scope.cancel()
+                for scope in scopes:
+                    scope.cancel()
             for session in range(4):
                 engine.release(f"s{session}")
             serving.cancel_scope.cancel()

@@ -89,7 +89,6 @@ def run(arguments: Sequence[str]) -> list[Row]:
 def decode_rows(model: Model, loops: dict[int, Callable[[], float]], rounds: int) -> list[Row]:
     """Step times of bare loop and engine by turns, and the machine's limits."""
     engine = JaxEngine(model, num_slots=SLOTS, tokens_per_slot=SLOT)
-    engine.warm_up(progress=False)
     memory, product = bare.memory_rate(), bare.product_rate()
     size = model.config.num_parameters
     limits = {1: size * 4 / memory, 32: 2 * size * 32 / product}
@@ -99,6 +98,7 @@ def decode_rows(model: Model, loops: dict[int, Callable[[], float]], rounds: int
     ]
     for count, loop in loops.items():
         theirs, ours = [], []
+        step_times(engine, count, seed=rounds)  # compiles what is needed
         for round_index in range(rounds):
             theirs.append(loop())
             ours += step_times(engine, count, seed=round_index)

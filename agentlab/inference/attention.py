@@ -88,16 +88,10 @@ def attend_decode(
     """
     if options.kernel == "xla":
         assert past is not None, "XLA reads a past"
-        new = tuple(
-            jax.lax.dynamic_update_slice_in_dim(old, by_head(x), place.at, axis=2)
-            for old, x in zip(kept, (k, v), strict=True)
-        )
+        new = _appended(kept[0], k, place.at), _appended(kept[1], v, place.at)
         return _xla(options, q, past, new, place.start, place.at[None]), new
     position = place.start + place.at
-    cache = tuple(
-        old.at[place.slot, :, position].set(x[:, 0].astype(old.dtype), mode="drop")
-        for old, x in zip(kept, (k, v), strict=True)
-    )
+    cache = _written(kept[0], k, place.slot, position), _written(kept[1], v, place.slot, position)
     slot = jnp.minimum(place.slot, cache[0].shape[0] - 1)
     if options.window is not None and options.window < cache[0].shape[2]:
         rows = cache[0][slot], cache[1][slot]
@@ -106,6 +100,15 @@ def attend_decode(
     interpret = options.kernel == "pallas_interpreted"
     mixed = paged_attend(q[:, 0], cache, slot, position + 1, interpret=interpret, **how)
     return mixed[:, None].astype(v.dtype), cache
+
+
+def _appended(kept: jax.Array, x: jax.Array, at: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(kept, by_head(x), at, axis=2)
+
+
+def _written(cache: jax.Array, x: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
+    """One token of each row put into its slot; those of padding rows are dropped."""
+    return cache.at[slot, :, position].set(x[:, 0].astype(cache.dtype), mode="drop")
 
 
 def by_head(x: jax.Array) -> jax.Array:

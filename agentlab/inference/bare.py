@@ -11,15 +11,15 @@ import numpy as np
 
 from agentlab.inference.attention import attend_cached
 from agentlab.models import Model
-from agentlab.models.decoder import rotary_frequencies
+from agentlab.models.decoder import FEW_ROWS, rotary_frequencies
 from agentlab.models.tree import flat_arrays
 
 EPS = 1e-5
 STEPS = 8
 """Decode steps of one call."""
 
-Weights = tuple[jax.Array, tuple[dict[str, jax.Array], ...]]
-"""The embedding table [V, D], and per layer its matrices [out, in] by name."""
+Weights = tuple[jax.Array, jax.Array, tuple[dict[str, jax.Array], ...]]
+"""The embedding table [V, D], the last norm [D], and per layer its matrices [out, in] and norms by name."""
 
 
 def weights_of(model: Model) -> Weights:
@@ -29,14 +29,14 @@ def weights_of(model: Model) -> Weights:
     for path, array in flat.items():
         if path[0] == "layers":
             layers[int(path[1])][path[-2] if path[-1] == "weight" else path[-1]] = array
-    return flat[("embed_tokens",)], tuple(layers)
+    return flat[("embed_tokens",)], flat[("norm", "weight")], tuple(layers)
 
 
 def decode_loop(model: Model, rows: int, context: int) -> Callable[[], float]:
     """A greedy decode of some rows over a cache of `context` tokens each; a call gives the seconds of one step.
 
-    One program of `STEPS` steps, whose matrix products have the activations as columns (as rows for a
-    single one): the layout in which XLA's CPU client is fastest. No stop tokens, no bookkeeping.
+    One program of `STEPS` steps, whose matrix products have the activations as columns where that is
+    faster on XLA's CPU client. No stop tokens, no bookkeeping.
     """
     config, weights = model.config, weights_of(model)
     rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def decode_loop(model: Model, rows: int, context: int) -> Callable[[], float]:
 
 @functools.partial(jax.jit, static_argnames=("heads", "frequencies"))
 def _decode(weights: Weights, past: Any, start: jax.Array, token: jax.Array, *, heads: Any, frequencies: Any) -> Any:
-    table, layers = weights
+    table, last_norm, layers = weights
     rows, (kv_heads, _, size) = len(token), past[0][0].shape[1:]
     empty = jnp.zeros((rows, kv_heads, STEPS, size), table.dtype)
 
@@ -72,8 +72,8 @@ def _decode(weights: Weights, past: Any, start: jax.Array, token: jax.Array, *, 
         for layer, old, fresh in zip(layers, past, new, strict=True):
             x, fresh = _layer(layer, x, angles, old, fresh, start, at, heads=heads)
             kept.append(fresh)
-        logits = _product(table, _normed(x, rows), rows)
-        axis = 0 if rows > 1 else 1
+        logits = _product(table, _normed(x, rows) * _turned(last_norm[None], rows), rows)
+        axis = 0 if _in_columns(rows) else 1
         token = jnp.argmax(logits, axis=axis).astype(jnp.int32)
         return token, tuple(kept), logprobs + jnp.max(logits, axis=axis) - jax.nn.logsumexp(logits, axis=axis)
 
@@ -100,16 +100,21 @@ def _layer(layer: Any, x: Any, angles: Any, old: Any, fresh: Any, start: Any, at
 
 
 def _product(weight: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    return weight @ x if rows > 1 else jnp.einsum("bi,oi->bo", x, weight)
+    return weight @ x if _in_columns(rows) else jnp.einsum("bi,oi->bo", x, weight)
+
+
+def _in_columns(rows: int) -> bool:
+    """Whether the activations are columns [D, B], the faster way for a few rows; else rows [B, D]."""
+    return 1 < rows <= FEW_ROWS
 
 
 def _turned(x: jax.Array, rows: int) -> jax.Array:
-    """Rows [B, D] to columns [D, B] and back; nothing for a single row."""
-    return x.T if rows > 1 else x
+    """Rows [B, D] to columns [D, B] and back, or neither."""
+    return x.T if _in_columns(rows) else x
 
 
 def _normed(x: jax.Array, rows: int) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=0 if rows > 1 else 1, keepdims=True) + EPS)
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=0 if _in_columns(rows) else 1, keepdims=True) + EPS)
 
 
 def _rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -120,29 +125,34 @@ def _rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
 
 def prefill_pass(model: Model, rows: int, chunk: int) -> Callable[[], float]:
     """One pass over a chunk of some rows without any cache; a call gives the seconds per token."""
-    config, weights = model.config, weights_of(model)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, config.vocab_size, (rows, chunk), np.int32))
-    heads = (config.num_heads, config.num_kv_heads)
-    frequencies = tuple(rotary_frequencies(config).tolist())
-    jax.block_until_ready(_prefill(weights, tokens, heads=heads, frequencies=frequencies))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, model.config.vocab_size, (rows, chunk), np.int32))
+    jax.block_until_ready(forward_chunk(model, tokens))
 
     def timed() -> float:
         begin = time.perf_counter()
-        jax.block_until_ready(_prefill(weights, tokens, heads=heads, frequencies=frequencies))
+        jax.block_until_ready(forward_chunk(model, tokens))
         return (time.perf_counter() - begin) / (rows * chunk)
 
     return timed
 
 
+def forward_chunk(model: Model, tokens: jax.Array) -> Any:
+    """Logits [B, V] behind the last of the tokens [B, T], and each layer's keys and values."""
+    config = model.config
+    frequencies = tuple(rotary_frequencies(config).tolist())
+    heads = (config.num_heads, config.num_kv_heads)
+    return _prefill(weights_of(model), tokens, heads=heads, frequencies=frequencies)
+
+
 @functools.partial(jax.jit, static_argnames=("heads", "frequencies"))
 def _prefill(weights: Weights, tokens: jax.Array, *, heads: Any, frequencies: Any) -> Any:
-    table, layers = weights
+    table, last_norm, layers = weights
     angles = jnp.arange(tokens.shape[1])[:, None, None] * jnp.asarray(frequencies, jnp.float32)
     x, kept = table[tokens], []
     for layer in layers:
         x, keys_values = _prefill_layer(layer, x, angles, heads=heads)
         kept.append(keys_values)
-    return _normed_rows(x[:, -1]) @ table.T, kept
+    return (_normed_rows(x[:, -1]) * last_norm) @ table.T, kept
 
 
 @functools.partial(jax.jit, static_argnames=("heads",))

@@ -352,7 +352,7 @@ class JaxEngine(Engine):
         self._publish()
 
 
-def devices_of(params: Any) -> list[jax.Device]:
+def devices_of(params: Any) -> list[Any]:
     """The devices that hold these parameters."""
     return sorted(jax.tree.leaves(params)[0].devices(), key=lambda device: device.id)
 
@@ -360,8 +360,9 @@ def devices_of(params: Any) -> list[jax.Device]:
 def mesh_of(model: Model) -> Mesh | None:
     """The mesh that a model was loaded onto, if it was."""
     sharding = jax.tree.leaves(model.params)[0].sharding
-    several = isinstance(sharding, NamedSharding) and sharding.num_devices > 1
-    return checked_mesh(sharding.mesh) if several else None
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.num_devices > 1:
+        return checked_mesh(sharding.mesh)
+    return None
 
 
 def dtype_of(params: Any) -> Any:
@@ -387,7 +388,7 @@ def _check_model(model: Model, tokens_per_slot: int) -> None:
         )
 
 
-def kernel_for(attention: str, model: Model, devices: Sequence[jax.Device]) -> Kernel:
+def kernel_for(attention: str, model: Model, devices: Sequence[Any]) -> Kernel:
     """What computes the attention of a decode on these devices.
 
     Raises:

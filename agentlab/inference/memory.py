@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 
 from agentlab.errors import ConfigError
@@ -81,7 +81,7 @@ def plan_memory(
     return MemoryPlan(min(wanted, fitting), tokens_per_slot, slot_bytes, free_bytes, share)
 
 
-def free_device_bytes(devices: Sequence[jax.Device], layout: NamedSharding | None = None) -> int | None:
+def free_device_bytes(devices: Sequence[Any], layout: NamedSharding | None = None) -> int | None:
     """Memory that is free for one cache of this layout on these devices; None where they do not say.
 
     Where devices hold copies of the cache, each copy takes its own. Of devices that compute in the
