@@ -246,20 +246,19 @@ class AgenticRLLearner:
             notes=notes,
         )
 
-    def _engine_option(self, engine: Any) -> Callable[[Model], Engine] | Engine | None:
+    def _engine_option(self, engine: Any) -> Callable[[Model], Any] | Engine | None:
         if engine == "vllm":
             return VLLMEngine(
                 self.model, max_model_len=self.config.tokens_per_slot, max_num_seqs=self.config.max_concurrency
             )
         if engine is None or engine == "jax":
             return None
-        if not isinstance(engine, Engine) and (isinstance(engine, str) or not callable(engine)):
-            known = ("jax", "vllm")
-            raise ConfigError(
-                f'engine must be "jax", "vllm", an engine or a function that makes one from the model, got {engine!r}.'
-                + (nearest(engine, known) if isinstance(engine, str) else "")
-            )
-        return engine
+        if isinstance(engine, Engine) or callable(engine):
+            return engine
+        raise ConfigError(
+            f'engine must be "jax", "vllm", an engine or a function that makes one from the model, got {engine!r}.'
+            + (nearest(engine, ("jax", "vllm")) if isinstance(engine, str) else "")
+        )
 
     def _engine(self, *, warm_up: bool = False) -> Engine:
         if isinstance(self._make_engine, Engine):

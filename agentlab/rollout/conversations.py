@@ -59,7 +59,7 @@ class ConversationFeed:
         self._changed = anyio.Event()
         self._ended = False
 
-    async def produce(self, conversations: Iterable[Any]) -> None:
+    async def produce(self, conversations: Any) -> None:
         """Encode conversations ahead of the learner until they end or the limit is reached.
 
         Raises:

@@ -96,8 +96,8 @@ def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop
     busy: dict[Stage, float] = {
         stage: sweep.seconds(sweep.active(stage) / np.maximum(together, 1)) for stage in DEVICE_STAGES
     }
-    idle = [(cause, sweep.seconds(share)) for cause, share in causes_of(sweep, together == 0).items()]
-    ordered: dict[Cause, float] = dict(sorted((one for one in idle if one[1] > 0), key=lambda item: -item[1]))
+    idle: dict[Cause, float] = {cause: sweep.seconds(share) for cause, share in causes_of(sweep, together == 0).items()}
+    ordered = {cause: idle[cause] for cause in sorted(idle, key=lambda cause: -idle[cause]) if idle[cause] > 0}
     return Account(start, stop, sweep.seconds(together > 0), busy, ordered)
 
 

@@ -161,9 +161,9 @@ def by_start(buffers: Buffers, spill: Spill | None, since_ns: int = 0) -> Iterat
         spill.flush()  # after the snapshot: what left before it is then written, what left later is not counted twice
     gone = {buffer: count for buffer, count, _ in kept}
     streams: list[tuple[int, Any]] = []
-    for chunk in spill.chunks() if spill is not None else ():
+    for read, chunk in [(spill.read, chunk) for chunk in spill.chunks()] if spill is not None else ():
         if chunk.end_ns >= since_ns and chunk.first < gone.get(chunk.buffer, float("inf")):
-            streams.append((chunk.start_ns, (chunk.buffer.name, lambda chunk=chunk: spill.read(chunk))))
+            streams.append((chunk.start_ns, (chunk.buffer.name, lambda read=read, chunk=chunk: read(chunk))))
     for buffer, _, records in kept:
         mine = sorted((r for r in records if r[2] >= since_ns), key=_start)
         if mine:
