@@ -97,8 +97,13 @@ def account(spans: Iterable[Span] | SpanTable, start_ns: int | None = None, stop
         stage: sweep.seconds(sweep.active(stage) / np.maximum(together, 1)) for stage in DEVICE_STAGES
     }
     idle: dict[Cause, float] = {cause: sweep.seconds(share) for cause, share in causes_of(sweep, together == 0).items()}
-    ordered = {cause: idle[cause] for cause in sorted(idle, key=lambda cause: -idle[cause]) if idle[cause] > 0}
-    return Account(start, stop, sweep.seconds(together > 0), busy, ordered)
+    return Account(start, stop, sweep.seconds(together > 0), busy, longest_first(idle))
+
+
+def longest_first(idle: Mapping[Cause, float]) -> dict[Cause, float]:
+    """The causes that took any time, the longest first."""
+    order: list[Cause] = sorted(idle, key=lambda cause: -idle[cause])
+    return {cause: idle[cause] for cause in order if idle[cause] > 0}
 
 
 def device_pieces(sweep: "Sweep") -> np.ndarray:
