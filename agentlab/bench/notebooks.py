@@ -146,7 +146,7 @@ def store(name: str, document: Any) -> Path:
 
 
 def clean(document: Any) -> None:
-    """Leave out what is of no use to a reader: widget state, and progress bars."""
+    """Leave out what is of no use to a reader: widget state, progress bars, this machine's home folder."""
     document.metadata.pop("widgets", None)
     for cell in document.cells:
         merged: list[Any] = []
@@ -158,7 +158,7 @@ def clean(document: Any) -> None:
         for output in merged:
             if output.output_type == "stream":
                 progress = r"[^\n]*\r[^\n]*\n?" if output.name == "stderr" else r"[^\n]*\r(?!\n)"
-                output.text = re.sub(progress, "", output.text)
+                output.text = re.sub(progress, "", output.text).replace(str(Path.home()), "~")
         if cell.cell_type == "code":
             cell.outputs = [out for out in merged if out.output_type != "stream" or out.text.strip()]
 
