@@ -189,9 +189,14 @@ for mask, pairs in itertools.groupby(zip(row.tokens, row.loss_mask, strict=True)
 # %%
 from agentlab import viz
 
-roles = {"agent_class": al.ToolAgent, "agent_kwargs": {"tool_map": tools, "tool_parser_name": "short"}}
-roles |= {"env_class": al.ToolEnvironment, "env_kwargs": {"tool_map": tools, "reward_fn": al.rewards.same_number}}
-trajectory = al.run_episode(al.ScriptedEngine(["price(lamp)", "calculator(3 * 42)", "126"]), task, **roles)
+trajectory = al.run_episode(
+    al.ScriptedEngine(["price(lamp)", "calculator(3 * 42)", "126"]),
+    task,
+    agent_class=al.ToolAgent,
+    agent_kwargs={"tool_map": tools, "tool_parser_name": "short"},
+    env_class=al.ToolEnvironment,
+    env_kwargs={"tool_map": tools, "reward_fn": al.rewards.same_number},
+)
 viz.show_trajectory(trajectory, engine.tokenizer)
 
 
