@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import functools
-import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def test_files_that_a_page_speaks_of_exist(page):
 
 def test_options_that_users_of_other_libraries_are_pointed_to_exist():
     known = {field.name for field in dataclasses.fields(al.GRPOConfig)}
-    known |= set(importlib.import_module("inspect").signature(al.GRPOLearner.train).parameters)
+    known |= {name for call in (al.GRPOLearner, al.GRPOLearner.train) for name in inspect.signature(call).parameters}
     known |= {"train", "tool_map", "reward_fn", "env_kwargs", "data", "prompt", "advantages", "credit", "done", "info"}
     for row in rows_of(FOLDER / "coming_from.md"):
         for option in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row[1]):

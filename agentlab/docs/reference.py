@@ -51,7 +51,7 @@ def links(names: list[str]) -> str:
 def described(name: str, value: Any) -> str:
     """One name in full: how it is called, its docstring, its options or fields, its methods."""
     parts = [f"## `{name}`\n", f"```python\n{name}{called(value)}\n```\n", as_markdown(inspect.getdoc(value) or "")]
-    if is_dataclass(value):
+    if inspect.isclass(value) and is_dataclass(value):
         parts += ["\n**Fields**\n", "| name | default | |", "| --- | --- | --- |", *field_rows(value)]
     if inspect.isclass(value) and (listed := list(methods(value))):
         parts += ["\n**Methods and properties**\n", *listed]
