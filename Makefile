@@ -46,7 +46,7 @@ test-browser: install ## the tests that drive a headless Chromium
 	@$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests of vLLM as engine, in an environment of its own with vLLM's CPU build
-	@$(VLLM_VENV)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W default $(PYTEST_ARGS) tests/test_inference_engines.py tests/test_inference_vllm*.py
 
 $(VLLM_VENV)/.installed: pyproject.toml tests/vllm/overrides.txt | install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

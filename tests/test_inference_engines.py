@@ -1,20 +1,20 @@
 """What every engine does, written once and run against each of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import anyio
 import pytest
+from vllm_cases import in_process_engine, needs_vllm, server_engine, small_model
 
 from agentlab.errors import EngineError
 from agentlab.inference.base import Engine
 from agentlab.inference.jax_engine import JaxEngine
 from agentlab.inference.scripted import ScriptedEngine
 from agentlab.inference.shapes import PrefillSize, Shapes
-from agentlab.models import tiny_model
 from agentlab.types import Completion, GenerationRequest, Policy, SamplingParams
 
-MODEL = tiny_model(seed=0)
-OTHER = tiny_model(seed=1)
+MODEL = small_model(seed=0)
+OTHER = small_model(seed=1)
 SLOT = 64
 SHAPES = Shapes(decode_rows=(4,), prefill=(PrefillSize(4, 16),), contexts=(SLOT,), prefill_contexts=(SLOT,))
 PROMPT = tuple(MODEL.tokenizer.encode("What is six times seven?"))
@@ -31,9 +31,39 @@ def scripted_engine(num_slots: int = 4) -> Engine:
     return ScriptedEngine(script, MODEL.tokenizer, num_slots=num_slots, max_context=SLOT, token_rate=1000.0)
 
 
-@pytest.fixture(params=[scripted_engine, jax_engine], ids=["scripted", "jax"])
+@pytest.fixture(scope="module")
+def vllm_server() -> Iterator[Engine]:
+    with server_engine(MODEL, SLOT) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def vllm_in_process() -> Iterator[Engine]:
+    with in_process_engine(MODEL, SLOT) as engine:
+        yield engine
+
+
+VLLM = [pytest.mark.vllm, needs_vllm, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(scripted_engine, id="scripted"),
+        pytest.param(jax_engine, id="jax"),
+        pytest.param("vllm_server", id="vllm-server", marks=VLLM),
+        pytest.param("vllm_in_process", id="vllm-in-process", marks=VLLM),
+    ]
+)
 def make_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
-    return request.param
+    if not isinstance(request.param, str):
+        return request.param
+    engine: Engine = request.getfixturevalue(request.param)  # one for all tests, since it takes a minute to start
+
+    def as_new(num_slots: int = 4) -> Engine:
+        engine.update_policy(Policy(0, MODEL.params))
+        return engine
+
+    return as_new
 
 
 def ask(

@@ -1,53 +1,35 @@
 """vLLM as engine: what it answers, whose weights it uses, and what happens when it dies."""
 
-import sys
 from collections.abc import Iterator
 
 import anyio
 import numpy as np
 import pytest
 from training_cases import plain_logprobs
+from vllm_cases import in_process_engine, needs_vllm, server_engine, small_model
 
 from agentlab.errors import ConfigError
 from agentlab.inference import Engine, JaxEngine, VLLMEngine, VLLMServerEngine
-from agentlab.models import Model, tiny_model
+from agentlab.models import Model, load_model, tiny_model
 from agentlab.types import Completion, GenerationRequest, Policy, SamplingParams
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm`")
+pytestmark = [pytest.mark.vllm, needs_vllm, pytest.mark.timeout(900)]
 
 CONTEXT = 512
-OPTIONS = {"max_model_len": CONTEXT, "enforce_eager": True, "dtype": "float32", "max_num_seqs": 32}
-ENV = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-}
-SIZES = {"hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
-
-
-def tiny(seed: int = 0) -> Model:
-    return tiny_model(seed=seed, **SIZES)
-
-
-MODEL, OTHER = tiny(0), tiny(1)
+MODEL, OTHER = small_model(0), small_model(1)
 PROMPT = tuple(MODEL.tokenizer.encode("What is six times seven?"))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[VLLMServerEngine]:
-    engine = VLLMServerEngine.launch(MODEL, python=sys.executable, env=ENV, progress=False, **OPTIONS)
-    yield engine
-    engine.close()
+    with server_engine(MODEL, CONTEXT) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
 def in_process() -> Iterator[VLLMEngine]:
-    engine = VLLMEngine(MODEL, env=ENV, **OPTIONS)
-    yield engine
-    engine.close()
+    with in_process_engine(MODEL, CONTEXT) as engine:
+        yield engine
 
 
 @pytest.fixture(params=["server", "in_process"])
@@ -94,25 +76,6 @@ def test_logprobs_are_those_the_trainer_computes(engine, temperature):
     assert len(completion.tokens) > 4
     found = plain_logprobs(MODEL, PROMPT + completion.tokens, temperature)[-len(completion.tokens) :]
     np.testing.assert_allclose(completion.logprobs, found, atol=5e-3)
-
-
-def test_many_requests_at_once_keep_their_own_seeds(engine):
-    requests = [ask(str(seed), seed=seed, max_tokens=12) for seed in range(12)]
-    first, again = served(engine, requests), served(engine, requests)
-    assert [c.tokens for c in first] == [c.tokens for c in again]
-    assert len({c.tokens for c in first}) > 6
-    for completion in first:
-        assert len(completion.tokens) == len(completion.logprobs) == len(completion.policy_versions)
-
-
-def test_a_stop_token_and_a_stop_string_end_the_completion(engine):
-    free = served(engine, [ask("a", seed=5, max_tokens=12)])[0].tokens
-    stopped = served(engine, [ask("a", seed=5, max_tokens=12, stop_token_ids=(free[3],))])[0]
-    assert (stopped.tokens, stopped.finish_reason) == (free[: free.index(free[3]) + 1], "stop")
-    pairs = {at: MODEL.tokenizer.decode(list(free[at - 2 : at])) for at in range(3, len(free))}
-    end, wanted = next((at, text) for at, text in pairs.items() if "�" not in text)
-    stopped = served(engine, [ask("a", seed=5, max_tokens=12, stop=("never", wanted))])[0]
-    assert (stopped.tokens, stopped.finish_reason) == (free[:end], "stop")
 
 
 def test_a_full_context_and_a_prompt_that_never_fits_harm_nobody(engine):
@@ -210,3 +173,36 @@ def test_the_next_turn_of_a_conversation_finds_the_last_one_in_the_cache(engine)
         return second
 
     assert anyio.run(main).num_prefilled < len(first.prompt) / 2
+
+
+FAMILIES = {
+    "qwen2": {"num_kv_heads": 4},
+    "qwen3": {},
+    "gemma2": {},
+    "gemma3_text": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_answers_as_the_built_in_engine_before_and_after_an_update(family):
+    models: list[Model] = [small_model(seed, model_type=family, **FAMILIES[family]) for seed in (0, 1)]
+    request = ask("a", temperature=0.0, max_tokens=24)
+    with server_engine(models[0], CONTEXT) as engine:
+        for version, model in enumerate(models):
+            engine.update_policy(Policy(version, model.params))
+            ours = served(JaxEngine(model, num_slots=1, tokens_per_slot=CONTEXT), [request])[0]
+            assert served(engine, [request])[0].tokens == ours.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_answers_as_the_built_in_engine():
+    model = load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+    prompt = tuple(model.tokenizer.encode("The capital of France is"))
+    request = ask("a", prompt, temperature=0.0, max_tokens=32)
+    ours = served(JaxEngine(model, num_slots=1, tokens_per_slot=CONTEXT), [request])[0]
+    with server_engine(model, CONTEXT) as engine:
+        theirs = served(engine, [request])[0]
+    assert theirs.tokens == ours.tokens
+    np.testing.assert_allclose(theirs.logprobs, ours.logprobs, atol=5e-3)

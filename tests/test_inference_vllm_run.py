@@ -2,29 +2,19 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from vllm_cases import needs_vllm, server_engine, small_model
 
 import agentlab as al
 from agentlab.errors import RunError
 from agentlab.inference import VLLMServerEngine
 from agentlab.models import Model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
-pytest.importorskip("vllm", reason="vLLM is not installed here; run `make test-vllm`")
-
-OPTIONS = {"max_model_len": 256, "enforce_eager": True, "dtype": "float32", "max_num_seqs": 32}
-ENV = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-}
+pytestmark = [pytest.mark.vllm, needs_vllm, pytest.mark.timeout(1200)]
 
 
 def learner(model: Model, engine: VLLMServerEngine) -> al.GRPOLearner:
@@ -49,9 +39,8 @@ def adds_up(run: al.Run) -> bool:
 
 
 def test_a_run_trains_over_servers_survives_the_loss_of_one_and_names_the_last():
-    model = al.tiny_model(hidden_size=128, num_heads=4, num_kv_heads=2, head_dim=32)
-    engine = VLLMServerEngine.launch(model, python=sys.executable, num_servers=2, env=ENV, progress=False, **OPTIONS)
-    try:
+    model = small_model()
+    with server_engine(model, 256, num_servers=2) as engine:
         trained = learner(model, engine)
         run = trained.train(al.tasks.arithmetic(seed=0), steps=3).wait()
         assert [row["step"] for row in run.metrics] == [1, 2, 3]
@@ -74,8 +63,6 @@ def test_a_run_trains_over_servers_survives_the_loss_of_one_and_names_the_last()
         with pytest.raises(RunError, match="No vLLM server is left"):
             run.wait()
         assert time.monotonic() - began_s < 3
-    finally:
-        engine.close()
 
 
 def kill(engine: VLLMServerEngine, index: int) -> None:

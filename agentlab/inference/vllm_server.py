@@ -188,6 +188,7 @@ class VLLMServerEngine(Engine):
         finally:
             self._serving, self._writing = anyio.Event(), anyio.Lock()  # the next loop may be another
             self._tell()
+            self._stats = replace(self._stats, num_running=0, num_waiting=0)
             self._homes.clear()
             for scope in self._scopes:
                 scope.cancel()

@@ -1,0 +1,52 @@
+"""vLLM engines for tests: small models that its CPU build can serve, and the settings that it needs there."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from agentlab.inference import VLLMEngine, VLLMServerEngine
+from agentlab.models import Model, tiny_model
+
+ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+}
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here; run `make test-vllm`"
+)
+
+
+def small_model(seed: int = 0, **config: Any) -> Model:
+    """vLLM's attention on the CPU takes heads of 32 and more."""
+    return tiny_model(seed=seed, **{"hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, **config})
+
+
+def options(context: int) -> dict[str, Any]:
+    return {"max_model_len": context, "enforce_eager": True, "dtype": "float32", "max_num_seqs": 32}
+
+
+@contextmanager
+def server_engine(model: Model, context: int, num_servers: int = 1) -> Iterator[VLLMServerEngine]:
+    engine = VLLMServerEngine.launch(
+        model, python=sys.executable, env=ENV, progress=False, num_servers=num_servers, **options(context)
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def in_process_engine(model: Model, context: int) -> Iterator[VLLMEngine]:
+    engine = VLLMEngine(model, env=ENV, **options(context))
+    try:
+        yield engine
+    finally:
+        engine.close()
