@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from agentlab.errors import ConfigError
 from agentlab.models import load_model, save_model, tiny_model
+from agentlab.models.load import default_dtype
 from agentlab.models.sharding import logical_axes, param_shardings, shard_params
 from agentlab.models.tree import flat_arrays
 
@@ -159,6 +160,10 @@ def test_a_mesh_without_our_axes_is_refused(tiny, tmp_path):
     folder = save_model(tiny, tmp_path / "tiny")
     with pytest.raises(ConfigError, match=r"must have an axis \"fsdp\" or \"tensor\".*'data'"):
         load_model(folder, mesh=mesh)
+
+
+def test_weights_are_bfloat16_on_a_tpu_and_float32_elsewhere():
+    assert [default_dtype(backend) for backend in ("tpu", "cpu", "gpu")] == ["bfloat16", "float32", "float32"]
 
 
 def test_a_type_of_weights_that_is_not_offered_is_refused(tmp_path):

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -26,7 +27,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def load_model(
-    name_or_path: str | Path, *, dtype: Any = "float32", mesh: Mesh | None = None, progress: bool = True
+    name_or_path: str | Path, *, dtype: Any = None, mesh: Mesh | None = None, progress: bool = True
 ) -> Model:
     """Load a model: a folder in Hugging Face's layout, a `.gguf` file, or a name on the hub.
 
@@ -34,7 +35,7 @@ def load_model(
 
     Args:
         name_or_path: E.g. "HuggingFaceTB/SmolLM2-135M-Instruct", "./my-model" or "model.gguf".
-        dtype: Of the weights in memory, "float32" or "bfloat16".
+        dtype: Of the weights in memory, "float32" or "bfloat16"; None takes what suits the device, see `default_dtype`.
         mesh: Devices to lay the weights over, with an axis "fsdp", "tensor" or both (see
             `agentlab.models.sharding`); None for the default device. At no moment is a weight in memory twice.
         progress: Show a progress bar, where there is a terminal or a notebook to show it.
@@ -63,7 +64,13 @@ def load_model(
     raise ModelError(f"{path} must be a folder or a .gguf file. Give the folder that holds config.json.")
 
 
+def default_dtype(backend: str) -> str:
+    """bfloat16 on a TPU, whose matrix unit multiplies in it; float32 elsewhere."""
+    return "bfloat16" if backend == "tpu" else "float32"
+
+
 def _checked_dtype(dtype: Any) -> Any:
+    dtype = default_dtype(jax.default_backend()) if dtype is None else dtype
     try:
         name = jnp.dtype(dtype).name
     except TypeError:
