@@ -8,8 +8,8 @@ import importlib
 import math
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,45 +19,17 @@ from agentlab import tracing
 from agentlab.concurrency import BEAT_S, LoopThread, first_error
 from agentlab.errors import RunActiveError, RunEnded, RunError
 from agentlab.files import write_atomically
-from agentlab.inference.base import Engine
-from agentlab.rollout.conversations import ConversationFeed
-from agentlab.rollout.evaluation import Evaluation
-from agentlab.rollout.ledger import RunRecord, Schedule
+from agentlab.rollout.ledger import RunRecord
 from agentlab.rollout.log import save_trajectories
 from agentlab.rollout.measures import OF_REWARDS, batch_warnings, episode_measures
-from agentlab.rollout.orchestrator import RolloutOrchestrator, Tasks
-from agentlab.rollout.sinks import Sink, SinkThread, as_line, tell
+from agentlab.rollout.orchestrator import Tasks
+from agentlab.rollout.parts import Parts as Parts
+from agentlab.rollout.sinks import SinkThread, as_line, tell
 from agentlab.tracing import now_ns
-from agentlab.types import Policy, RunSnapshot, RunStatus, Trajectory, TrajectoryGroup
+from agentlab.types import RunSnapshot, RunStatus, TrainedGroup, Trajectory, TrajectoryGroup
 
 _LIVE = "_agentlab_live_run"
 """The attribute of `sys` that remembers the live run: it survives a re-run cell and a reloaded module."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a run is made of, built on the loop thread by the learner's front door."""
-
-    engine: Engine
-    orchestrator: RolloutOrchestrator | ConversationFeed
-    learner: Any
-    """Has `serve()` and `update(groups)`."""
-    on_policy: Callable[[Policy], None]
-    """Told of each new policy."""
-    evaluate: Callable[[], Awaitable[Evaluation]] | None = None
-    """Plays the held-out tasks with the weights the engine holds; None for no evaluation."""
-    eval_every: int = 0
-    """Updates between two evaluations; there is one before the first update and one after the last."""
-    rewarded: bool = True
-    """False where groups are demonstrations: then nothing is said of rewards and episodes."""
-    record: RunRecord | None = None
-    """What the run that is resumed had done."""
-    schedule: Schedule | None = None
-    """When to write checkpoints; None writes none."""
-    sinks: tuple[Sink, ...] = ()
-    """Where rows are written while the run goes on."""
-    notes: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=8))
-    """Of the learner and of the checkpoints, for the snapshot; appended to on the loop."""
 
 
 class Session:
@@ -74,6 +46,7 @@ class Session:
         self._before_s, self._waited_s = done.time_s, 0.0
         self._sinks = [SinkThread(sink, name, self.metrics, parts.notes.append) for sink in parts.sinks]
         self._warnings: collections.deque[str] = collections.deque(maxlen=5)
+        self._trained: collections.deque[TrainedGroup] = collections.deque(maxlen=8)
         self.listeners: list[Callable[[RunSnapshot], None]] = []
         self._resumed = anyio.Event()
         self._resumed.set()
@@ -88,7 +61,7 @@ class Session:
                 group.start_soon(self.parts.learner.serve)
                 group.start_soon(self.parts.orchestrator.produce, self.tasks)
                 group.start_soon(self._tell_listeners)
-                for sink in self._sinks:
+                for sink in (*self._sinks, *filter(None, [self.parts.meter])):
                     group.start_soon(sink.serve)
                 self.status = "running"
                 await self._train()
@@ -145,6 +118,7 @@ class Session:
         orchestrator.advance(result.policy.version)
         row = self._row(batch, staleness, began_ns, got_ns) | orchestrator.gate.shares() | dict(result.metrics)
         self._warnings += result.notes
+        self._trained += getattr(result, "trained", ())  # a learner may look at no token
         if self.parts.rewarded:
             self._warnings += batch_warnings(batch, row)
             tracing.counter("reward", row["reward_mean"])
@@ -239,6 +213,7 @@ class Session:
             metrics=tuple(self.metrics),
             evaluations=tuple(self.evaluations),
             trajectories=orchestrator.recent,
+            trained=tuple(self._trained),
             counts=orchestrator.gate.counts,
             engine=self.parts.engine.stats(),
             episodes=orchestrator.in_flight(),

@@ -210,6 +210,26 @@ class TrajectoryGroup:
         return min((v for v in versions if v is not None), default=None)
 
 
+@dataclass(frozen=True)
+class TokenScores:
+    """What an update made of a trajectory's sampled tokens: one entry each, in their order over all its rows."""
+
+    advantages: tuple[float, ...]
+    logprobs: tuple[float, ...]
+    """Under the weights that the update began with, by the trainer's own arithmetic."""
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """A group that an update consumed, with what the update made of its tokens."""
+
+    group: TrajectoryGroup
+    version: int
+    """Of the weights that the update began with."""
+    scores: tuple[TokenScores | None, ...]
+    """By trajectory; None where it was left out of the loss: without a reward, or no better than the others."""
+
+
 # -- the inference engine -------------------------------------------------------------------------
 
 
@@ -349,6 +369,8 @@ class RunSnapshot:
     """{"step", "success", "low", "high", "count"} per evaluation."""
     trajectories: tuple[Trajectory, ...] = ()
     """The newest ones, oldest first; bounded."""
+    trained: tuple[TrainedGroup, ...] = ()
+    """The newest groups that were consumed, oldest first; bounded."""
     counts: Counts = Counts()
     engine: EngineStats = EngineStats()
     episodes: tuple[EpisodeInFlight, ...] = ()

@@ -16,6 +16,7 @@ from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
 from agentlab.models import Model
 from agentlab.models.tree import flat_arrays
 from agentlab.platform import Plan, plan
+from agentlab.platform.tpu import tpu_metrics
 from agentlab.rollout import (
     Evaluation,
     RolloutConfig,
@@ -24,6 +25,7 @@ from agentlab.rollout import (
     evaluate_async,
     run_episode,
 )
+from agentlab.rollout.meter import MeterThread
 from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
 from agentlab.rollout.sinks import Sink, check_sinks
 from agentlab.run import Parts, Run
@@ -233,6 +235,7 @@ class AgenticRLLearner:
         if eval_tasks is not None:
             play = partial(evaluate_async, engine, eval_tasks, k=eval_k, config=self.config, **self._roles)
         notes = collections.deque(begun.notes, maxlen=8)
+        meter = device_meter(self.plan.devices[0].platform, notes.append)
         return Parts(
             engine,
             orchestrator,
@@ -244,6 +247,7 @@ class AgenticRLLearner:
             schedule=begun.schedule(),
             sinks=sinks,
             notes=notes,
+            meter=meter,
         )
 
     def _engine_option(self, engine: Any) -> Callable[[Model], Any] | Engine | None:
@@ -286,6 +290,13 @@ class GRPOLearner(AgenticRLLearner):
 
     Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.
     """
+
+
+def device_meter(accelerator: str, on_note: Callable[[str], None]) -> MeterThread | None:
+    """What records the accelerator's own metrics during a run; None where it has none."""
+    if accelerator != "tpu":
+        return None
+    return MeterThread(partial(tpu_metrics, accelerator=accelerator), on_note)
 
 
 def check_evaluation(eval_tasks: Tasks | None, eval_every: int, eval_k: int) -> None:

@@ -19,7 +19,8 @@ from agentlab.training.weights import Stacked, one_layer_decoder, split_layers
 
 NO_WINDOW = 2**30
 Sums = dict[str, Array]
-"""Scalars of one micro-batch, by name: sums over its sampled tokens ("…_sum"), extremes, and the loss."""
+"""Of one micro-batch, by name: sums over its sampled tokens ("…_sum"), extremes, the loss, and "logprob", which has
+an entry for each target."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ def _loss(
         "ratio_max": jnp.max(jnp.where(mask, ratio, -jnp.inf)),
         "gap_sum": jnp.sum(gap),
         "gap_max": jnp.max(gap),
+        "logprob": current,
     }
     return loss, sums
 

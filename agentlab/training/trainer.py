@@ -41,8 +41,9 @@ from agentlab.training.optimizer import step, update_rule
 from agentlab.training.packing import SHORTEST_ROW, MicroBatch, Packed, pack, with_advantages
 from agentlab.training.quantized import QuantizedType, on_grid, quantize
 from agentlab.training.replicas import Replicas, Round
+from agentlab.training.scores import trained_groups
 from agentlab.training.weights import Stacked, published, split_trained, stack_layers, trainable_layers
-from agentlab.types import Policy, SamplingParams, TrajectoryGroup, config
+from agentlab.types import Policy, SamplingParams, TrainedGroup, TrajectoryGroup, config
 
 
 @config
@@ -140,6 +141,8 @@ class UpdateResult:
     metrics: Mapping[str, float]
     notes: tuple[str, ...] = ()
     """Warnings for a person: why an update changed nothing."""
+    trained: tuple[TrainedGroup, ...] = ()
+    """The last groups of the update with the scores of their tokens."""
 
 
 def check_trainable(sampling: SamplingParams) -> None:
@@ -269,7 +272,8 @@ class Trainer:
         metrics["logprob_gap_alarm"] = gap_alarm(metrics)
         metrics["seconds"] = (now_ns() - start_ns) / 1e9
         metrics["tokens_per_s"] = metrics["tokens"] * self.config.epochs_per_batch / metrics["seconds"]
-        return UpdateResult(self._policy, metrics, notes)
+        logprobs = epochs[0]["logprobs"] if epochs else ()
+        return UpdateResult(self._policy, metrics, notes, trained_groups(groups, packed, logprobs, self.version - 1))
 
     def save(self, folder: str | Path) -> None:
         """Write weights, optimizer state and version below `folder`, whole or not at all.
@@ -423,6 +427,7 @@ class Trainer:
             **measured,
             "learning_rate": rate,
             "broken": broken,
+            "logprobs": [sums[number]["logprob"] for number in range(len(packed.batches))],
         }
 
     def _publish(self, *, changed: bool) -> None:
