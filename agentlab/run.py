@@ -406,9 +406,9 @@ class Run:
         """Write one HTML file with curves, timeline, verdict, configuration and sample trajectories."""
         return _viz().report(self, path, **options)
 
-    def dashboard(self) -> Any:
-        """The live dashboard of this run."""
-        return _viz().dashboard(self)
+    def dashboard(self, transport: str | None = None) -> Any:
+        """The live dashboard of this run, by "background", "watch" or "iframe"; see `viz.dashboard`."""
+        return _viz().dashboard(self, transport)
 
     def xprof(self, seconds: float = 2.0, folder: str | Path = "xprof") -> Path:
         """Profile the next seconds with the accelerator's profiler, under our stages' names; see `viz.xprof`."""

@@ -64,6 +64,10 @@ class LoopThread(Generic[T]):
                     raise RunEnded("The run has ended; it can no longer be asked.") from None
         raise RunError(f"The run did not answer within {timeout_s} s; its loop is blocked.")
 
+    def post(self, fn: Callable[..., Any], *args: Any) -> bool:
+        """Run `fn(*args)` on the loop thread soon, from any thread; False when the loop has ended."""
+        return self._started.exception() is None and post(self._started.result()[0], fn, *args)
+
     def cancel(self) -> None:
         """Ask the coroutine to end; returns at once."""
         if self._started.exception() is None:

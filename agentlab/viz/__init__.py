@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentlab.viz.browser import TrajectoryBrowser, trajectories
     from agentlab.viz.capture import xprof
     from agentlab.viz.episode import show_trajectory
     from agentlab.viz.learning import compare, curves
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Dashboard",
     "Preview",
+    "TrajectoryBrowser",
     "Verdict",
     "compare",
     "curves",
@@ -31,6 +33,7 @@ __all__ = [
     "show_trajectory",
     "timeline",
     "timelines",
+    "trajectories",
     "watch",
     "xprof",
 ]
@@ -49,6 +52,8 @@ _HOMES = {
     "show_trajectory": "episode",
     "timeline": "timing",
     "timelines": "timing",
+    "TrajectoryBrowser": "browser",
+    "trajectories": "browser",
     "watch": "live",
     "xprof": "capture",
 }

@@ -8,19 +8,15 @@ from html import escape
 from itertools import groupby
 from typing import Any, Protocol
 
-from agentlab.types import TokenRow, ToolCall, ToolResult, Trajectory, Turn
+from agentlab.types import TokenRow, TokenScores, ToolCall, ToolResult, Trajectory, Turn
+from agentlab.viz.paint import Paint, kind_of
 
 _MAX_CHARS = 20_000
-_BOX = (
+BOX = (
     "background:#fff;color:#222;border:1px solid #ccc;border-radius:4px;padding:8px 10px;max-width:100%;"
     "box-sizing:border-box;font-size:13px;line-height:1.5;overflow-wrap:anywhere"
 )
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;margin:4px 0"
-_KINDS = {
-    "prompt": ("prompt", "#f0f0f0", "#555"),
-    "sampled": ("sampled by the policy: trained on", "#cfe8f7", "#10394f"),
-    "given": ("given by tool or environment", "#fdebc8", "#553a00"),
-}
 
 
 class Tokenizer(Protocol):
@@ -43,7 +39,9 @@ class EpisodeView:
         return self.text
 
 
-def show_trajectory(trajectory: Trajectory, tokenizer: Tokenizer) -> EpisodeView:
+def show_trajectory(
+    trajectory: Trajectory, tokenizer: Tokenizer, *, color: str = "loss mask", scores: TokenScores | None = None
+) -> EpisodeView:
     """Show what the policy read and wrote, token by token, and what came of it.
 
     A sampled token tells its log-probability and policy version when pointed at. All text is escaped.
@@ -51,18 +49,35 @@ def show_trajectory(trajectory: Trajectory, tokenizer: Tokenizer) -> EpisodeView
     Args:
         trajectory: The record of an episode; may be a failed one.
         tokenizer: The tokenizer of the model that sampled it.
+        color: What tokens are coloured by: "loss mask", "advantage", "log-probability" or
+            "log-probability gap", which is between trainer and sampler.
+        scores: What an update made of its tokens; None if none has counted it.
+
+    Raises:
+        ConfigError: the colouring is unknown.
     """
+    decode, paint = decoder_of(tokenizer), Paint.of(trajectory, color, scores)
+    parts = [f'<div style="margin-bottom:4px">{escape(_headline(trajectory))}</div>', paint.legend()]
+    return EpisodeView(
+        f'<div style="{BOX}">{"".join(parts)}{episode_html(trajectory, decode, paint)}</div>',
+        _as_text(trajectory, decode),
+    )
 
-    def decode(ids: Sequence[int]) -> str:
-        return tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    parts = [f'<div style="margin-bottom:4px">{escape(_headline(trajectory))}</div>', _legend()]
-    parts += [_row(row, decode) for row in trajectory.rows]
+def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    """From token ids to text, special tokens included."""
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def episode_html(trajectory: Trajectory, decode: Callable[[Sequence[int]], str], paint: Paint) -> str:
+    """Tokens, turns with their calls folded, and the failure of an episode."""
+    parts = [f'<div style="color:#8a5a00">{escape(paint.missing)}</div>'] if paint.missing else []
+    parts += [_row(number, row, decode, paint) for number, row in enumerate(trajectory.rows)]
     parts += [_turn(index, turn) for index, turn in enumerate(trajectory.turns)]
     if trajectory.failure is not None:
         failed = f"{trajectory.failure.stage}, turn {trajectory.failure.turn}: {trajectory.failure.error}"
         parts.append(f'<pre style="{_TEXT};color:#a03000">{escape(_cut(failed))}</pre>')
-    return EpisodeView(f'<div style="{_BOX}">{"".join(parts)}</div>', _as_text(trajectory, decode))
+    return "".join(parts)
 
 
 def _headline(trajectory: Trajectory) -> str:
@@ -78,21 +93,16 @@ def _headline(trajectory: Trajectory) -> str:
     return " · ".join(parts)
 
 
-def _legend() -> str:
-    return "".join(
-        f'<span style="background:{back};color:{ink};padding:1px 5px;margin-right:6px;display:inline-block">'
-        f"{label}</span>"
-        for label, back, ink in _KINDS.values()
-    )
-
-
-def _row(row: TokenRow, decode: Callable[[Sequence[int]], str]) -> str:
+def _row(number: int, row: TokenRow, decode: Callable[[Sequence[int]], str], paint: Paint) -> str:
+    look, tell = paint.row(number)
     pieces = []
-    for kind, places in _segments(row):
-        _, back, ink = _KINDS[kind]
-        if kind == "sampled":
+    for (sampled, (back, ink)), group in groupby(
+        range(len(row.tokens)), key=lambda place: (row.loss_mask[place], look(place))
+    ):
+        places = list(group)
+        if sampled:
             inner = "".join(
-                f'<span title="{escape(_told(row, part))}">{escape(text)}</span>'
+                f'<span title="{escape(tell(part))}">{escape(text)}</span>'
                 for part, text in _whole_characters(row, places, decode)
             )
         else:
@@ -103,11 +113,7 @@ def _row(row: TokenRow, decode: Callable[[Sequence[int]], str]) -> str:
 
 def _segments(row: TokenRow) -> Iterator[tuple[str, list[int]]]:
     """(kind, places) of neighbouring tokens that were written by the same side."""
-
-    def kind(place: int) -> str:
-        return "sampled" if row.loss_mask[place] else "prompt" if place < row.prompt_length else "given"
-
-    for name, places in groupby(range(len(row.tokens)), key=kind):
+    for name, places in groupby(range(len(row.tokens)), key=lambda place: kind_of(row, place)):
         yield name, list(places)
 
 
@@ -124,11 +130,6 @@ def _whole_characters(
             waiting = []
 
 
-def _told(row: TokenRow, places: Sequence[int]) -> str:
-    logprobs = ", ".join(f"{row.logprobs[i]:.3f}" for i in places)
-    return f"log-probability {logprobs} · policy version {row.policy_versions[places[0]]}"
-
-
 def _turn(index: int, turn: Turn) -> str:
     calls, results = _calls(turn), _results(turn)
     facts = f"turn {index + 1} · model {turn.model_s:.2f} s · step {turn.step_s:.2f} s · reward {turn.reward:.3g}"
@@ -140,6 +141,10 @@ def _turn(index: int, turn: Turn) -> str:
     lines += [_result(result) for result in results[len(calls) :]]
     if not results and turn.observation is not None:
         lines.append(f'<pre style="{_TEXT};color:#553a00">{escape(_cut(str(turn.observation)))}</pre>')
+    told = {name: value for name, value in turn.info.items() if name not in ("tool_calls", "tool_failures")}
+    if told:
+        said = ", ".join(f"{name}: {value}" for name, value in told.items())
+        lines.append(f'<pre style="{_TEXT};color:#555">{escape(_cut(said))}</pre>')
     names = ", ".join(call.name for call in calls)
     summary = escape(f"{facts}{' · ' + names if names else ''}")
     return f'<details style="margin-top:4px"><summary>{summary}</summary>{"".join(lines)}</details>'

@@ -3,33 +3,38 @@
 import base64
 import contextvars
 import math
+import os
 import time
 import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
+from agentlab.platform.detect import platform_kind
 from agentlab.tracing import Span, follow_table, open_spans
 from agentlab.tracing.table import SpanTable
-from agentlab.types import RunSnapshot
+from agentlab.types import RunSnapshot, checked_option
 from agentlab.viz import facts
+from agentlab.viz.browser import BrowsedRun, TrajectoryBrowser
 from agentlab.viz.canvas import png
 from agentlab.viz.face import SIZES, Face
 from agentlab.viz.minute import WINDOW_S, Minute, View
 from agentlab.viz.pictures import CurvePicture, LanesPicture
+from agentlab.viz.served import ServedFace
+from agentlab.viz.served_page import trajectories_html
 from agentlab.viz.verdict import sentence
 
 _BEAT_S = 0.1
 _PACE_S = 10.0
 _CURVE_S = 3.0
 """The curve is drawn again no sooner than after this: with the lanes it costs twice as much."""
-_WIDGET = "application/vnd.jupyter.widget-view+json"
+Transport = Literal["background", "watch", "iframe"]
 
 
 class ObservedRun(Protocol):
@@ -50,11 +55,11 @@ class Dashboard:
 
     Args:
         run: The run.
-        buttons: False leaves out Pause, Resume and Stop, which act only while no cell is busy.
+        transport: How it reaches the person, see `dashboard`.
     """
 
-    def __init__(self, run: ObservedRun, *, buttons: bool = True):
-        self._run, self._buttons = run, buttons
+    def __init__(self, run: ObservedRun, *, transport: Transport = "background"):
+        self._run, self.transport = run, transport
         snapshot = run.snapshot()
         self._new_spans = follow_table(max(snapshot.start_ns, snapshot.now_ns - round(WINDOW_S * 1e9)))
         self._tokens: deque[tuple[int, int]] = deque()
@@ -71,7 +76,7 @@ class Dashboard:
         self._trouble: tuple[str, ...] = ()
         self._display_id = f"agentlab-{uuid.uuid4().hex}"
         self._context: contextvars.Context | None = None
-        self._face: Face | None = None
+        self._face: Face | ServedFace | None = None
         self.frozen = False
         """Whether it is a static picture now."""
         self.tick(snapshot)
@@ -112,7 +117,7 @@ class Dashboard:
         self._html["foot"] = facts.foot_html(snapshot, found, verdict, self._trouble)
         self._text = facts.as_text(snapshot, pace, verdict, self._trouble, age_s)
         if self._face is not None:
-            self._in_newest_cell(partial(self._face.assign, self._html, self._pngs))
+            self._in_newest_cell(partial(self._assign, self._face, snapshot))
 
     def freeze(self) -> None:
         """Replace the widgets, wherever they are shown, by a picture and text that need no kernel."""
@@ -125,14 +130,34 @@ class Dashboard:
     # -- what the main thread calls ----------------------------------------------------------------
 
     def show(self) -> None:
-        """Show it in the current cell: live if widgets exist here, as text otherwise."""
+        """Show it in the current cell: live in a notebook, as text otherwise.
+
+        With the transport "watch" it refreshes itself here until the run ends.
+        """
+        if self.transport == "watch" and not self.frozen:
+            self.watch()
+        else:
+            self._publish()
+
+    def watch(self, refresh_s: float = 1.0) -> None:
+        """Show it and refresh it from this cell until the run ends; an interrupt ends the watching only."""
+        self._publish()
+        try:
+            while not self.frozen:
+                _sleep(refresh_s)
+                self.tick(self._run.snapshot())
+        except KeyboardInterrupt:
+            self.freeze()
+        if not self.live:
+            self._publish()
+
+    def _publish(self) -> None:
         if self.frozen or getattr(get_ipython(), "kernel", None) is None:
             publish_display_data(self.bundle())
             return
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.face.root.model_id}
+        view = self.face.view()
         self._context = contextvars.copy_context()
-        data = {_WIDGET: view, "text/plain": self._text}
-        publish_display_data(data, transient={"display_id": self._display_id})
+        publish_display_data({**view, "text/plain": self._text}, transient={"display_id": self._display_id})
         if self.frozen:  # the run ended meanwhile
             self._in_newest_cell(self._replace)
 
@@ -150,13 +175,22 @@ class Dashboard:
         return self._face is not None
 
     @property
-    def face(self) -> Face:
+    def face(self) -> Face | ServedFace:
         """The live form; made on the main thread when first asked for."""
         if self._face is None:
-            acts = {"Pause": self._run.pause, "Resume": self._run.resume, "Stop": self._run.stop}
-            self._face = Face(acts if self._buttons else {})
+            self._face = self._made_face()
             self._face.assign(self._html, self._pngs)
         return self._face
+
+    def _made_face(self) -> Face | ServedFace:
+        run = self._run
+        acts = {"Pause": run.pause, "Resume": run.resume, "Stop": run.stop}
+        browsed = run if isinstance(run, BrowsedRun) else None
+        if self.transport == "iframe":
+            return ServedFace(acts, {"trajectories": partial(trajectories_html, browsed)} if browsed else {})
+        if self.transport == "watch":  # the cell is busy, so that no button would act
+            return Face({})
+        return Face(acts, partial(TrajectoryBrowser, browsed) if browsed else None)
 
     def _ipython_display_(self) -> None:
         self.show()
@@ -172,6 +206,10 @@ class Dashboard:
             contextvars.Context().run(publish)
         except LookupError:  # ipykernel 7.0 publishes in the context of a cell only
             (self._context or contextvars.copy_context()).copy().run(publish)
+
+    def _assign(self, face: Face | ServedFace, snapshot: RunSnapshot) -> None:
+        face.assign(self._html, self._pngs)
+        face.tell(snapshot)
 
     def _tokens_per_s(self, snapshot: RunSnapshot) -> float:
         self._tokens.append((snapshot.now_ns, snapshot.engine.tokens_sampled))
@@ -199,16 +237,30 @@ class Dashboard:
         return f'<div style="max-width:1080px">{self._html["head"]}{flow}{self._html["foot"]}</div>'
 
 
-_dashboards: "weakref.WeakValueDictionary[int, Dashboard]" = weakref.WeakValueDictionary()
-"""By the id of their run, which each keeps alive."""
+_dashboards: "weakref.WeakValueDictionary[tuple[int, str], Dashboard]" = weakref.WeakValueDictionary()
+"""By the id of their run, which each keeps alive, and transport."""
 
 
-def dashboard(run: ObservedRun) -> Dashboard:
-    """The dashboard of a run: the same one each time, refreshed in the background until the run ends."""
-    made = _dashboards.get(id(run))
+def dashboard(run: ObservedRun, transport: Transport | None = None) -> Dashboard:
+    """The dashboard of a run: the same one each time, refreshed until the run ends.
+
+    Args:
+        run: The run.
+        transport: "background": widgets that the run's thread refreshes, while cells run and when none does.
+            "watch": displaying it refreshes it from the executing cell until the run ends; interrupting
+            the cell ends the watching, not the run. "iframe": a page of a server on 127.0.0.1, whose buttons
+            act while a cell is busy, too; the browser must reach the kernel's machine. None takes "watch" on
+            Colab, where updates after the end of a cell are lost, and "background" elsewhere.
+
+    Raises:
+        ConfigError: the transport is unknown.
+    """
+    chosen = _default_transport() if transport is None else checked_option("transport", transport, Transport)
+    made = _dashboards.get((id(run), chosen))
     if made is None:
-        made = _dashboards[id(run)] = Dashboard(run)
-        run.add_listener(made.tick)
+        made = _dashboards[id(run), chosen] = Dashboard(run, transport=chosen)
+        if chosen != "watch":
+            run.add_listener(made.tick)
     return made
 
 
@@ -218,16 +270,11 @@ def watch(run: ObservedRun, refresh_s: float = 1.0) -> None:
     Interrupting the cell ends the watching, not the run. Where there are no widgets, the state is
     told at the beginning and at the end.
     """
-    view = Dashboard(run, buttons=False)
-    view.show()
-    try:
-        while not view.frozen:
-            _sleep(refresh_s)
-            view.tick(run.snapshot())
-    except KeyboardInterrupt:
-        view.freeze()
-    if not view.live:
-        view.show()
+    Dashboard(run, transport="watch").watch(refresh_s)
+
+
+def _default_transport() -> Transport:
+    return "watch" if platform_kind(os.environ) == "colab" else "background"
 
 
 def _sleep(seconds: float) -> None:
