@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
 from agentlab import viz
 from agentlab.errors import ConfigError
-from agentlab.tracing import STAGES, Span
+from agentlab.tracing import DEVICE_STAGES, STAGES, Span
 from agentlab.tracing.accounting import CAUSES
 from agentlab.tracing.table import SpanTable
 from agentlab.viz.colors import CAUSE_COLORS, STAGE_COLORS
@@ -153,3 +154,18 @@ def test_curves_show_rewards_their_mean_and_intervals():
 
 def test_the_moving_mean_looks_back_only():
     assert moving_mean([1, 3, 5, 7], width=2) == [1, 2, 4, 6]
+
+
+def test_a_legend_of_every_device_stage_fits_and_leaves_the_lanes_their_room():
+    spans = [s(stage, start, start + 1) for start, stage in enumerate([*DEVICE_STAGES, "model_call", "train", "step"])]
+    axes = viz.timelines({"synchronous": spans, "ahead": spans})
+    figure = axes[0].figure
+    figure.canvas.draw()
+    for ax in axes:
+        assert ax.get_window_extent().width > 0.5 * figure.bbox.width
+        written = [child for child in ax.get_children() if isinstance(child, Text)]
+        (title,) = [text.get_window_extent() for text in written if text.get_text() == ax.get_title(loc="left")]
+        legend = ax.get_legend().get_window_extent()
+        assert legend.x1 <= figure.bbox.x1 and legend.y0 >= ax.get_window_extent().y1 - 1
+        assert title.y0 >= legend.y1 - 1, "the title is written over the legend"
+        assert title.y1 <= figure.bbox.y1

@@ -1,5 +1,6 @@
 """Timelines: what was busy when, one lane per kind of work."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from agentlab.viz.sources import SpanSource, spans_of
 
 _PIXELS = 1200
 _INCHES_PER_LANE = 0.36
+_LEGEND_COLUMNS = 3
+"""More of them are wider than a figure of 6 inches with its labels, which then shrinks its lanes to nothing."""
 _FONT = 10
 """Points, in a figure of 6 inches: 8 pixels where a phone shows it 360 pixels wide."""
 
@@ -61,9 +64,15 @@ def _timeline(ax: Axes, table: SpanTable, rows: tuple[Lane, ...], start: float |
     window = origin_ns + round(start_s * 1e9), origin_ns + round(stop_s * 1e9)
     _draw(ax, draw_lanes(table, *window, rows, pixels=_PIXELS), start_s, stop_s)
     found = account(table, *window)
-    ax.set_title(f"device busy {found.utilisation:.0%} of {found.duration_s:.1f} s", loc="left", fontsize=_FONT, pad=20)
-    _add_legend(ax, device_stages_of(table))
+    stages = device_stages_of(table)
+    _set_title(ax, f"device busy {found.utilisation:.0%} of {found.duration_s:.1f} s", stages)
+    _add_legend(ax, stages)
     return ax
+
+
+def _set_title(ax: Axes, text: str, stages: tuple[Stage, ...]) -> None:
+    """Above the legend."""
+    ax.set_title(text, loc="left", fontsize=_FONT, pad=4 + 17 * math.ceil(len(stages) / _LEGEND_COLUMNS))
 
 
 def timelines(runs: Mapping[str, SpanSource], **options: Any) -> list[Axes]:
@@ -84,7 +93,7 @@ def timelines(runs: Mapping[str, SpanSource], **options: Any) -> list[Axes]:
     longest = 0.0
     for ax, (name, table) in zip(axes, tables.items(), strict=True):
         timeline(table, ax=ax, lanes=rows, **options)
-        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", fontsize=_FONT, pad=20)
+        _set_title(ax, f"{name}: {ax.get_title(loc='left')}", device_stages_of(table))
         longest = max(longest, ax.get_xlim()[1])
     for ax in axes:
         ax.set_xlim(right=longest)
@@ -94,7 +103,7 @@ def timelines(runs: Mapping[str, SpanSource], **options: Any) -> list[Axes]:
 def _new_axes(count: int, num_lanes: int) -> list[Axes]:
     from matplotlib import pyplot
 
-    height = count * (1.0 + _INCHES_PER_LANE * num_lanes)
+    height = count * (1.2 + _INCHES_PER_LANE * num_lanes)
     _, axes = pyplot.subplots(count, 1, figsize=(6, height), squeeze=False, layout="constrained")
     return list(axes[:, 0])
 
@@ -121,4 +130,4 @@ def _add_legend(ax: Axes, stages: tuple[Stage, ...]) -> None:
     if stages:
         patches = [Patch(color=STAGE_COLORS[stage], label=stage.replace("_", " ")) for stage in stages]
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1, "columnspacing": 1.0}
-        ax.legend(handles=patches, ncol=len(patches), fontsize=_FONT, frameon=False, handlelength=0.8, **place)
+        ax.legend(handles=patches, ncol=_LEGEND_COLUMNS, fontsize=_FONT, frameon=False, handlelength=0.8, **place)
