@@ -20,7 +20,10 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-DEFINED = {"02_agents_and_environments": {"Thermostat", "NumberAgent"}}
+DEFINED = {
+    "02_agents_and_environments": {"Thermostat", "NumberAgent"},
+    "07_bring_your_own_environment": {"TrafficLights"},
+}
 """What a notebook may define: the agents, environments, tools and rewards that it is about, and nothing else."""
 TO_COME = {"04_why_async.ipynb"}
 """Notebooks that others point to already; a name is taken out when its notebook is there."""
