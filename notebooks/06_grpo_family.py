@@ -24,7 +24,8 @@
 # - how to compare algorithms on one task, over several seeds;
 # - how to make an algorithm of your own by changing one part.
 #
-# **Time:** about 1 minute on two CPU cores, no accelerator needed. On a TPU it has not been measured.
+# **Time:** about 2 minutes on two CPU cores, 1 minute with the fast preset; no accelerator needed. On a TPU it has not
+# been measured.
 
 # %%
 # Installs agentlab where it is missing, and changes nothing else.

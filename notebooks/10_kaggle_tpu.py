@@ -82,7 +82,7 @@ qwen = replace(model.config, **sizes)
 print(plan(qwen, large, machine=kaggle, item_bytes=2))
 
 # %% [markdown]
-# **What this version does with the plan:** it says it. A learner does not split yet: engine and trainer take turns on one
+# **What this version does not do yet:** split a run as the plan says. In a learner engine and trainer take turns on one
 # device, on Kaggle, too, and `learner.plan` is the plan of that. Trainer and engine each work over several devices when
 # they are made by hand, which their tests show on simulated devices.
 
