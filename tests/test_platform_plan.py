@@ -90,3 +90,33 @@ def test_it_reads_as_a_table():
 def test_a_split_of_one_device_is_refused():
     with pytest.raises(ConfigError, match="needs at least 2 devices, got 1"):
         plan(SMOLLM2, GRPOConfig(), machine=machine(1), mode="disaggregated")
+
+
+def test_the_number_of_devices_that_sample_can_be_chosen():
+    found = plan(SMOLLM2, GRPOConfig(), machine=machine(8), mode="disaggregated", engine_devices=3)
+    assert found.engine == (0, 1, 2) and found.trainer == (3, 4, 5, 6, 7)
+    assert "(3 sample, 5 train)" in found.line()
+    for wrong in (0, 8, -1):
+        with pytest.raises(ConfigError, match=f"engine_devices must lie between 1 and 7, got {wrong}: there are 8"):
+            plan(SMOLLM2, GRPOConfig(), machine=machine(8), mode="disaggregated", engine_devices=wrong)
+    with pytest.raises(ConfigError, match="engine_devices must be left out where every device samples and trains"):
+        plan(SMOLLM2, GRPOConfig(), machine=machine(8), mode="colocated", engine_devices=3)
+
+
+def test_devices_that_train_apart_hold_all_weights_each_and_those_that_sample_a_share():
+    config = GRPOConfig(num_slots=8, tokens_per_slot=1024, lora_rank=0)
+    needs = {need.name: need.size_bytes for need in memory_needs(SMOLLM2, config, 4) if need.where == "trainer"}
+    shared, copied = (
+        plan(SMOLLM2, config, machine=machine(8), mode="disaggregated", engine_devices=number) for number in (3, 4)
+    )
+    assert shared.device_bytes("trainer") == copied.device_bytes("trainer") == sum(needs.values())
+    weights, cache = 4 * SMOLLM2.num_parameters, 8 * 1024 * 30 * 2 * 3 * 64 * 4 * 3 // 2
+    assert shared.device_bytes("engine") == weights + 2 * -(-weights // 3) + cache // 3
+    assert copied.device_bytes("engine") == weights + 2 * -(-weights // 4) + cache, "3 heads cannot be shared by 4"
+    assert " each" in str(copied)
+
+
+def test_a_micro_batch_that_is_one_row_already_is_made_shorter_by_shorter_rows():
+    slow = machine(1, kind="cpu", memory=None, platform="cpu", main=64 * GIB)
+    (told,) = plan(SMOLLM2, GRPOConfig(micro_batch_tokens=512, row_tokens=512), machine=slow).advice
+    assert told.endswith("lower row_tokens and micro_batch_tokens.")

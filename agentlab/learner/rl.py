@@ -12,10 +12,10 @@ from agentlab.errors import ConfigError, nearest
 from agentlab.inference import JaxEngine, ScriptedEngine, VLLMEngine
 from agentlab.inference.base import Engine
 from agentlab.learner.checks import check_made
+from agentlab.learner.placing import Placement, Placing, notes_of, sampled_model, trainer_of
 from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
 from agentlab.models import Model
-from agentlab.models.tree import flat_arrays
-from agentlab.platform import Plan, plan
+from agentlab.platform import Plan
 from agentlab.platform.tpu import tpu_metrics
 from agentlab.rollout import (
     Evaluation,
@@ -29,7 +29,7 @@ from agentlab.rollout.meter import MeterThread
 from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
 from agentlab.rollout.sinks import Sink, check_sinks
 from agentlab.run import Parts, Run
-from agentlab.training import Algorithm, TrainConfig, Trainer, check_trainable
+from agentlab.training import Algorithm, TrainConfig, check_trainable
 from agentlab.training.checkpoint import described
 from agentlab.training.quantized import on_grid
 from agentlab.types import Policy, SamplingParams, Trajectory, checked_option, config
@@ -72,6 +72,10 @@ class AgenticRLLearner:
         engine: What samples: None or "jax" for a `JaxEngine`, "vllm" for a `VLLMEngine`, an engine that
             serves this model already, or a function that makes one from the model, on the loop of the run.
             An engine object, and that of "vllm", is kept from run to run.
+        placement: Where several devices are: "colocated" samples and trains on all of them, "disaggregated"
+            samples on some and trains on the others; "auto" chooses as `plan` says. A model that was loaded
+            onto a mesh stays there.
+        engine_devices: How many devices sample where it is disaggregated; None is half of them.
 
     Raises:
         ConfigError: an option is unknown or impossible, or keyword arguments do not fit their class.
@@ -88,6 +92,8 @@ class AgenticRLLearner:
         config: GRPOConfig | None = None,
         algorithm: Algorithm | None = None,
         engine: Callable[[Model], Engine] | Engine | str | None = None,
+        placement: Placement = "auto",
+        engine_devices: int | None = None,
     ):
         check_made(model, Model, "model", hint=" Use al.load_model(...).")
         self.config = config if config is not None else GRPOConfig()
@@ -101,6 +107,7 @@ class AgenticRLLearner:
                 f"got {self.config.tokens_per_slot}."
             )
         self.algorithm = algorithm
+        self._placing = Placing(placement, engine_devices, own_engine=engine not in (None, "jax"))
         self._make_engine = self._engine_option(engine)
         self._roles: dict[str, Any] = {
             "agent_class": agent_class,
@@ -109,7 +116,7 @@ class AgenticRLLearner:
             "env_kwargs": env_kwargs or {},
         }
         self._weights = TrainedWeights(
-            self.model, lambda: Trainer(self.model, self.config, algorithm, temperature=self.config.temperature)
+            self.model, lambda: trainer_of(self._placed(), self.model, self.config, algorithm)
         )
         check_roles(**self._roles)
 
@@ -163,11 +170,13 @@ class AgenticRLLearner:
         check_tasks(tasks)
         check_evaluation(eval_tasks, eval_every, eval_k)
         plan = CheckpointPlan.of(checkpoint_dir, checkpoint_every, checkpoint_every_s, keep_checkpoints, resume)
-        if self.plan.devices[0].memory_bytes is not None:
-            self.plan.check()
+        placed = self.plan
+        if placed.devices[0].memory_bytes is not None:
+            placed.check()
         outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
         self._weights.check_free()
         begun = self._weights.begin(plan, self._about())
+        begun = replace(begun, notes=(*notes_of(placed), *begun.notes))
         return Run(name, lambda: self._parts(steps, eval_tasks, eval_every, eval_k, begun, outlets), tasks, steps)
 
     def evaluate(self, tasks: Tasks, *, k: int = 1, **options: Any) -> Evaluation:
@@ -203,8 +212,7 @@ class AgenticRLLearner:
     @property
     def plan(self) -> Plan:
         """Which devices sample and train, and the memory that it takes; `print(learner.plan)` shows it."""
-        item_bytes = flat_arrays(self.model.params)["embed_tokens",].dtype.itemsize
-        return plan(self.model.config, self.config, mode="colocated", item_bytes=item_bytes)
+        return self._placing.plan(self.model, self.config)
 
     @property
     def policy(self) -> Policy:
@@ -271,7 +279,7 @@ class AgenticRLLearner:
             engine = self._make_engine(self.model)
         else:
             engine = JaxEngine(
-                self.model,
+                sampled_model(self._placed(), self.model),
                 num_slots=self.config.num_slots or None,
                 max_slots=self.config.max_concurrency,
                 tokens_per_slot=self.config.tokens_per_slot,
@@ -280,6 +288,12 @@ class AgenticRLLearner:
         if self.policy.version or isinstance(self._make_engine, Engine):
             engine.update_policy(self.policy)
         return engine
+
+    def _placed(self) -> Plan:
+        """The plan, with the model where it says, if engine and trainer share it."""
+        placed = self.plan
+        self.model = self._placing.shared(placed, self.model)
+        return placed
 
     def _about(self) -> dict[str, Any]:
         return {name: described(value) for name, value in self._roles.items()}

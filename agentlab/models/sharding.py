@@ -1,9 +1,10 @@
 """Which device holds which part of a parameter: one table from logical axes to the axes of a mesh."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentlab.errors import ConfigError
@@ -70,6 +71,21 @@ def shard_params(config: DecoderConfig, params: Any, mesh: Mesh) -> Any:
     arrays = flat_arrays(params)
     shardings = param_shardings(config, mesh, arrays)
     return with_arrays(params, {path: jax.device_put(array, shardings[path]) for path, array in arrays.items()})
+
+
+def lay_out(config: DecoderConfig, params: Any, devices: Sequence[Any]) -> Any:
+    """The same parameters on these devices: on one whole, else over a mesh of all along its axis "tensor".
+
+    What lies there already is not copied. From one device the shares go straight to the others.
+    """
+    if len(devices) == 1:
+        return jax.device_put(params, devices[0])
+    return shard_params(config, params, Mesh(np.asarray(devices).reshape(1, -1), ("fsdp", "tensor")))
+
+
+def num_devices(params: Any) -> int:
+    """Over how many devices these parameters are laid out."""
+    return len(jax.tree.leaves(params)[0].devices())
 
 
 def checked_mesh(mesh: Mesh) -> Mesh:

@@ -1,11 +1,13 @@
 """Where engine and trainer run, and what memory that takes: said before anything is allocated."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from agentlab.errors import ConfigError
 from agentlab.platform.detect import Device, Platform, detect
+from agentlab.types import checked_option
 
 Mode = Literal["colocated", "disaggregated"]
 Where = Literal["engine", "trainer"]
@@ -23,6 +25,7 @@ EFFICIENCY = 0.3
 LONGEST_WAIT_S = 0.5
 """Seconds that decoding may wait for a micro-batch on the same device."""
 FLOAT32 = 4
+CACHE = "keys and values"
 
 
 class Shape(Protocol):
@@ -77,6 +80,12 @@ class Need:
     """On all devices of its part together."""
     lower: str = ""
     """The option that makes it smaller."""
+    whole: bool = False
+    """Every device of its part holds all of it; else each holds a share."""
+
+    def on_one(self, num_devices: int) -> int:
+        """Bytes on one of the devices of its part."""
+        return self.size_bytes if self.whole else -(-self.size_bytes // num_devices)
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,14 @@ class Plan:
         """Memory that one device of this part needs for everything it does."""
         shares = {"engine": len(self.engine), "trainer": len(self.trainer)}
         mine = [need for need in self.needs if self.mode == "colocated" or need.where == where]
-        return sum(-(-need.size_bytes // shares[need.where]) for need in mine)
+        return sum(need.on_one(shares[need.where]) for need in mine)
+
+    def found(self, where: Where) -> list[Any]:
+        """JAX's own objects for the devices of this part, on the machine that was planned for."""
+        import jax
+
+        every = jax.devices()
+        return [every[place] for place in (self.engine if where == "engine" else self.trainer)]
 
     @property
     def fits(self) -> bool:
@@ -135,18 +151,29 @@ class Plan:
     def __str__(self) -> str:
         width = max(len(need.name) for need in self.needs)
         lines = [self.line()]
-        lines += [f"  {n.name.ljust(width)}  {n.where.ljust(7)}  {_size(n.size_bytes).rjust(10)}" for n in self.needs]
+        lines += [
+            f"  {n.name.ljust(width)}  {n.where.ljust(7)}  {_size(n.size_bytes).rjust(10)}{' each' * n.whole}"
+            for n in self.needs
+        ]
         lines.append(f"  a micro-batch takes about {self.micro_batch_s:.2g} s")
         return "\n".join([*lines, *(f"  {text}" for text in self.advice)])
 
 
 def plan(
-    shape: Shape, config: Options, *, machine: Platform | None = None, mode: Mode | None = None, item_bytes: int = 4
+    shape: Shape,
+    config: Options,
+    *,
+    machine: Platform | None = None,
+    mode: Mode | None = None,
+    engine_devices: int | None = None,
+    item_bytes: int = 4,
 ) -> Plan:
     """Choose where to sample and where to train, and estimate the memory. Allocates nothing.
 
     One device, or processor cores, do both in turn (colocated). Several accelerators are split in
     halves (disaggregated), unless the model does not fit into half of them but fits into all.
+    Colocated, several devices hold a share of everything each. Disaggregated, those that sample hold a
+    share each, and those that train hold all weights each and compute micro-batches of their own.
     Estimates are of the order of what is used: within about a third for decoders of common shape.
 
     Args:
@@ -154,10 +181,11 @@ def plan(
         config: Of the run.
         machine: What there is; None asks this machine.
         mode: What to do, whatever the devices say.
+        engine_devices: How many devices sample where some sample and others train; None is half of them.
         item_bytes: Of one weight as it is served.
 
     Raises:
-        ConfigError: the mode is impossible on these devices.
+        ConfigError: the mode, or the number of devices that sample, is impossible on these devices.
     """
     found = detect() if machine is None else machine
     devices = found.devices or (Device("cpu", "cpu"),)
@@ -165,11 +193,31 @@ def plan(
         raise ConfigError(f"mode='disaggregated' needs at least 2 devices, got {len(devices)}. Use mode='colocated'.")
     split = len(devices) > 1 and devices[0].platform != "cpu"
     chosen = mode or ("disaggregated" if split else "colocated")
-    made = _made(chosen, shape, config, found, devices, item_bytes)
-    if mode is None and split and not made.fits:
-        together = _made("colocated", shape, config, found, devices, item_bytes)
+    num_sampling = _num_sampling(chosen, engine_devices, len(devices))
+
+    def make(mode: Mode, config: Options) -> Plan:
+        return _made(mode, shape, config, found, devices, item_bytes, num_sampling)
+
+    made = make(chosen, config)
+    if mode is None and engine_devices is None and split and not made.fits:
+        together = make("colocated", config)
         made = together if together.fits else made
-    return replace(made, advice=tuple(_advice(made, shape, config, found, devices, item_bytes)))
+    return replace(made, advice=tuple(_advice(made, config, functools.partial(make, made.mode))))
+
+
+def _num_sampling(mode: Mode, engine_devices: int | None, num_devices: int) -> int:
+    if engine_devices is None:
+        return num_devices // 2
+    if mode == "colocated":
+        raise ConfigError(
+            f"engine_devices must be left out where every device samples and trains (colocated), got {engine_devices}."
+        )
+    if not 1 <= checked_option("engine_devices", engine_devices, int) < num_devices:
+        raise ConfigError(
+            f"engine_devices must lie between 1 and {num_devices - 1}, got {engine_devices}: there are {num_devices} "
+            "devices, and at least one must train."
+        )
+    return engine_devices
 
 
 def memory_needs(shape: Shape, config: Options, item_bytes: int) -> tuple[Need, ...]:
@@ -182,7 +230,7 @@ def memory_needs(shape: Shape, config: Options, item_bytes: int) -> tuple[Need, 
     return (
         Need("weights that sample", "engine", weights),
         Need("weights that come next", "engine", weights),
-        Need("keys and values", "engine", cache * 3 // 2, "num_slots or tokens_per_slot"),
+        Need(CACHE, "engine", cache * 3 // 2, "num_slots or tokens_per_slot"),
         Need("model as it was loaded", "trainer", weights),
         Need("frozen weights", "trainer", frozen),
         Need("trained weights", "trainer", trained * FLOAT32, "lora_rank"),
@@ -212,7 +260,7 @@ def activation_bytes(shape: Shape, config: Options) -> int:
 
 
 def micro_batch_seconds(shape: Shape, config: Options, devices: Sequence[Device]) -> float:
-    """About how long one micro-batch takes: 6 or, with `remat`, 8 operations per parameter and token."""
+    """About how long they take for one micro-batch: 6 or, with `remat`, 8 operations per parameter and token."""
     first = devices[0]
     peak = CPU_FLOPS if first.platform == "cpu" else PEAK_FLOPS.get(first.kind, OTHER_FLOPS) * len(devices)
     operations = (8 if config.remat else 6) * shape.num_parameters * config.micro_batch_tokens
@@ -220,15 +268,19 @@ def micro_batch_seconds(shape: Shape, config: Options, devices: Sequence[Device]
 
 
 def _made(
-    mode: Mode, shape: Shape, config: Options, machine: Platform, devices: Sequence[Device], item_bytes: int
+    mode: Mode,
+    shape: Shape,
+    config: Options,
+    machine: Platform,
+    devices: Sequence[Device],
+    item_bytes: int,
+    num_sampling: int,
 ) -> Plan:
     every = tuple(range(len(devices)))
-    half = len(devices) // 2
-    engine, trainer = (every, every) if mode == "colocated" else (every[:half], every[half:])
-    if devices[0].platform == "cpu":  # one memory for all of them
-        engine = trainer = every[:1] if mode == "colocated" else every
-        if mode == "disaggregated":
-            engine, trainer = every[:half], every[half:]
+    if mode == "disaggregated":
+        engine, trainer = every[:num_sampling], every[num_sampling:]
+    else:  # processor cores are one device, however many JAX makes of them
+        engine = trainer = every[:1] if devices[0].platform == "cpu" else every
     known = [device.memory_bytes for device in devices if device.memory_bytes is not None]
     limit = min(known) if len(known) == len(devices) else None
     if limit is None and devices[0].platform == "cpu" and machine.memory_bytes is not None:
@@ -238,26 +290,36 @@ def _made(
         devices=tuple(devices),
         engine=engine,
         trainer=trainer,
-        needs=memory_needs(shape, config, item_bytes),
+        needs=tuple(_laid_out(mode, memory_needs(shape, config, item_bytes), shape, len(engine))),
         limit_bytes=None if limit is None else int(limit * USABLE_SHARE),
-        micro_batch_s=micro_batch_seconds(shape, config, [devices[place] for place in trainer]),
+        micro_batch_s=micro_batch_seconds(shape, config, devices[: 1 if mode == "disaggregated" else len(engine)]),
     )
 
 
-def _advice(
-    made: Plan, shape: Shape, config: Options, machine: Platform, devices: Sequence[Device], item_bytes: int
-) -> Iterator[str]:
+def _laid_out(mode: Mode, needs: Sequence[Need], shape: Shape, num_sampling: int) -> Iterator[Need]:
+    """The needs, with what is whole on every device of its part."""
+    for need in needs:
+        copied = mode == "disaggregated" and need.where == "trainer"
+        unequal = need.name == CACHE and bool(shape.num_kv_heads % num_sampling)
+        yield replace(need, whole=copied or unequal)
+    if mode == "disaggregated" and num_sampling > 1:  # one of them still holds what was loaded
+        weights = next(need for need in needs if need.where == "engine")
+        yield replace(weights, name="model as it was loaded", whole=True)
+
+
+def _advice(made: Plan, config: Options, remade: Callable[[Options], Plan]) -> Iterator[str]:
     """What to lower: options that alone would make it fit, else those that take most."""
     if made.mode == "colocated" and made.micro_batch_s > LONGEST_WAIT_S:
-        fitting = int(config.micro_batch_tokens * LONGEST_WAIT_S / made.micro_batch_s)
+        fitting = max(config.row_tokens, int(config.micro_batch_tokens * LONGEST_WAIT_S / made.micro_batch_s))
+        name = "micro_batch_tokens" if fitting < config.micro_batch_tokens else "row_tokens"
         yield (
-            f"Decoding waits about {made.micro_batch_s:.1f} s for a micro-batch: lower micro_batch_tokens to "
-            f"{max(config.row_tokens, fitting)}."
+            f"Decoding waits about {made.micro_batch_s:.1f} s for a micro-batch: lower {name}"
+            + (f" to {fitting}." if fitting < config.micro_batch_tokens else " and micro_batch_tokens.")
         )
     if made.fits:
         return
     for name, value in _smaller(config):
-        if _made(made.mode, shape, _changed(config, name, value), machine, devices, item_bytes).fits:
+        if remade(_changed(config, name, value)).fits:
             yield f"It would fit with {name}={value}."
     largest = sorted((need for need in made.needs if need.lower), key=lambda need: -need.size_bytes)[:2]
     names = ", ".join(f"{need.lower} ({need.name}: {_size(need.size_bytes)})" for need in largest)

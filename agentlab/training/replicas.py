@@ -1,8 +1,10 @@
 """Data-parallel training: every device computes micro-batches of its own on a copy of the weights."""
 
+import contextlib
 import functools
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +43,11 @@ class Replicas:
         self._device = devices[0] if len(devices) == 1 else None
         self.num = max(len(devices), 1)
 
+    def here(self) -> AbstractContextManager[Any]:
+        """What is made in the body is made on the first of these devices, not on one that may be busy sampling."""
+        first = self._device if self._mesh is None else self._mesh.devices.flat[0]
+        return contextlib.nullcontext() if first is None else jax.default_device(first)
+
     def replicate(self, tree: Any) -> Any:
         """The same arrays on every device; not copied where they are there."""
         if self._mesh is not None:
@@ -48,8 +55,13 @@ class Replicas:
         return tree if self._device is None else jax.device_put(tree, self._device)
 
     def gathered(self, tree: Any, like: Array) -> Any:
-        """The same arrays where `like` lies; not copied where there is one device."""
-        return tree if self._mesh is None else jax.device_put(tree, like.sharding)
+        """The same arrays where `like` lies; not copied if that is one of these devices."""
+        if self._mesh is None:
+            return tree
+        own = {shard.device: place for place, shard in enumerate(jax.tree.leaves(tree)[0].addressable_shards)}
+        if len(like.devices()) == 1 and (place := own.get(next(iter(like.devices())))) is not None:
+            return jax.tree.map(lambda x: x.addressable_data(place), tree)
+        return jax.device_put(tree, like.sharding)
 
     def rounds(self, batches: Sequence[MicroBatch]) -> Iterator[Round]:
         """The micro-batches in their order, those of one shape together, filled up with empty ones."""

@@ -14,6 +14,7 @@ from jax import Array
 
 from agentlab.errors import ConfigError
 from agentlab.models import Model, add_lora
+from agentlab.models.sharding import lay_out
 from agentlab.models.tree import flat_arrays
 from agentlab.tracing import Stage, now_ns, span
 from agentlab.training.advantages import token_advantages
@@ -174,7 +175,8 @@ class Trainer:
         config: How to update.
         algorithm: How rewards become a loss; None takes the configuration's.
         temperature: That trajectories are sampled at; log-probabilities are taken at the same.
-        devices: Each computes micro-batches of its own; none given is JAX's default device.
+        devices: Each computes micro-batches of its own; none given is where the model lies.
+        publish_to: Devices over which published weights are laid out; none given leaves them where the model lies.
 
     Raises:
         ConfigError: the temperature is not above 0, the model has adapters already, or nothing is trained.
@@ -191,13 +193,14 @@ class Trainer:
         *,
         temperature: float = 1.0,
         devices: Sequence[Any] = (),
+        publish_to: Sequence[Any] = (),
     ):
         self.config = config or TrainConfig()
         if not 0 < temperature < math.inf:
             raise ConfigError(f"temperature must be above 0 to train, got {temperature}.")
         self.algorithm = algorithm or self.config.algorithm
         self.version = 0
-        self._replicas = Replicas(devices)
+        self._replicas, self._publish_to = Replicas(devices), tuple(publish_to)
         if self.config.base_type is not None:
             model = on_grid(model, self.config.base_type)
         self._model = model
@@ -248,6 +251,10 @@ class Trainer:
         Raises:
             ValueError: a trajectory begins with a sampled token.
         """
+        with self._replicas.here():
+            return self._update(groups)
+
+    def _update(self, groups: Sequence[TrajectoryGroup]) -> UpdateResult:
         start_ns = now_ns()
         with span("pack", groups=len(groups)):
             packed = self._pack(groups)
@@ -436,6 +443,8 @@ class Trainer:
             base = self._model.params
             trained = self._replicas.gathered(self._trained, flat_arrays(base)["embed_tokens",])
             params = published(self._program.config, base, trained)
+        if self._publish_to:
+            params = lay_out(self._model.config, params, self._publish_to)
         self._policy = Policy(self.version, jax.block_until_ready(params))
 
 
