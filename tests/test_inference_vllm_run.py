@@ -27,7 +27,7 @@ def learner(model: Model, engine: VLLMServerEngine) -> al.GRPOLearner:
         env_class=al.ToolEnvironment,
         env_kwargs={"tool_map": tools, "reward_fn": lambda task, answer: float(len(answer) % 2), "max_turns": 2},
         config=al.GRPOConfig(
-            group_size=4, groups_per_step=4, max_concurrency=32, max_tokens=12, tokens_per_slot=256, learning_rate=1e-3
+            group_size=4, groups_per_step=4, max_concurrency=32, max_tokens=12, tokens_per_slot=1024, learning_rate=1e-3
         ),
     )
 
@@ -40,7 +40,7 @@ def adds_up(run: al.Run) -> bool:
 
 def test_a_run_trains_over_servers_survives_the_loss_of_one_and_names_the_last():
     model = small_model()
-    with server_engine(model, 256, num_servers=2) as engine:
+    with server_engine(model, 1024, num_servers=2) as engine:
         trained = learner(model, engine)
         run = trained.train(al.tasks.arithmetic(seed=0), steps=3).wait()
         assert [row["step"] for row in run.metrics] == [1, 2, 3]
