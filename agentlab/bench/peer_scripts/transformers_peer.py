@@ -4,6 +4,9 @@ One argument, JSON: {"model": folder, "rows": [8, 32], "prompt_tokens": 64, "new
 One line of output, JSON: {"tokens_per_s": {"8": ..., "32": ...}}.
 """
 
+# torch is not installed where types are checked.
+# pyright: reportMissingImports=false
+
 import json
 import sys
 import time
