@@ -68,12 +68,18 @@ def load_llm(folder: Path, options: Mapping[str, Any]) -> Any:
     """An `AsyncLLM` of the model in this folder; call it on the loop that will use it.
 
     Raises:
-        ConfigError: vLLM does not know an option.
+        ConfigError: vLLM does not know an option, or runs on a TPU, whose build has no way in for new weights yet.
     """
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if current_platform.is_tpu():
+        raise ConfigError(
+            "VLLMEngine must be able to replace the weights, and vLLM's TPU build ignores new weights without an "
+            'error. Use engine="jax" on a TPU.'
+        )
     vllm_plugin.load()
     ours: dict[str, Any] = {
         "model": str(folder),
