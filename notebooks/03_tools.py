@@ -24,7 +24,7 @@
 # - how to show a model what a call looks like (learning by example), so that there is something to build on;
 # - how reinforcement learning makes of a model that sometimes gets it right one that nearly always does.
 #
-# **Time:** about 2 minutes on two CPU cores, a little less with `PRESET = "fast"`; on a TPU it has not been measured yet.
+# **Time:** about 2 minutes on two CPU cores with any preset, for the model is tiny; on a TPU it has not been measured yet.
 
 # %%
 # Installs agentlab where it is missing, and changes nothing else.
@@ -42,7 +42,6 @@ preset
 from agentlab import viz
 
 SEED = 0
-FAST = preset == "fast"
 
 # %% [markdown]
 # ## What a tool is
@@ -81,7 +80,7 @@ for said in ("p(fox)", "p(fix)", "c(3*)", "c(3*42)"):
 animals = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 ask = {"items": animals, "table_size": 4, "max_quantity": 9, "prompt": "{quantity} {item}"}
 train_tasks = al.tasks.prices(seed=SEED, **ask)
-held_out = al.tasks.prices(seed=SEED, split="eval", count=64 if FAST else 128, **ask)
+held_out = al.tasks.prices(seed=SEED, split="eval", count=128, **ask)
 next(iter(held_out))
 
 # %% [markdown]
@@ -163,7 +162,7 @@ print(before)
 # *It has seen right conversations and wrong ones, so it is right now and then.*
 
 # %%
-run = learner.train(train_tasks, steps=10 if FAST else 20)
+run = learner.train(train_tasks, steps=20)
 run
 
 # %% [markdown]
