@@ -69,14 +69,16 @@ assert not any(check.status == "missing" for check in checks)
 #
 # ## How a dashboard reaches you
 #
-# A run goes on in the background, while the notebook stays free. Its dashboard can be refreshed in two ways:
+# A run goes on in the background, while the notebook stays free. Its dashboard reaches you in one of three ways:
 #
-# | where | what to write | how it is refreshed |
+# | way | what to write | how it is refreshed |
 # | --- | --- | --- |
-# | JupyterLab, Notebook, VS Code, Kaggle | `run` at the end of a cell | in the background |
-# | Colab | `run.watch()` in a cell of its own | by that cell; interrupting it ends the watching, not the run |
+# | background | `run.dashboard("background")` | by the run itself, whether a cell is busy or not |
+# | watch | `run.watch()` | by that cell, which is busy; interrupting it ends the watching, not the run |
+# | iframe | `run.dashboard("iframe")` | a small page that this kernel serves, to this machine only |
 #
-# (For Colab and Kaggle this is what others report; it has not been tried there yet.)
+# `run` alone at the end of a cell takes "watch" on Colab and "background" elsewhere. (Colab and Kaggle: so others
+# report; it has not been tried there yet.)
 #
 # When the run ends, the dashboard becomes a picture that is kept in the notebook. Let us try it. The run is simulated:
 # its threads, its episodes and its time are real; model, learning and rewards are not.
@@ -88,14 +90,19 @@ run = simulated_run(steps=3 if preset == "fast" else 24)
 run
 
 # %% [markdown]
-# *If the numbers above count up by themselves, background updates work here. If they stand still, use `run.watch()`.*
+# *If the numbers above count up by themselves, background updates work here. If they stand still, use another way.*
 #
 # While it goes on, the notebook is free:
 
 # %%
 print(run.status, run.snapshot().step, "updates done")
 
+# %%
+run.dashboard("iframe")
+
 # %% [markdown]
+# *The same run as a page of its own: its buttons act even while a cell is busy.*
+#
 # Now in the foreground: a run can be shown in as many cells as you like. This cell is busy until the run ends; the stop button ends only the watching.
 
 # %%

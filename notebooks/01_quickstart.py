@@ -126,8 +126,8 @@ print(before)
 # %% [markdown]
 # ## Train
 #
-# `train` returns at once. Displaying the run shows it live; the next cells run while it trains. (On Colab write
-# `run.watch()` in a cell of its own: there a display is refreshed only by a cell that runs.)
+# `train` returns at once. Displaying the run shows it live; the next cells run while it trains. (On Colab
+# the cell itself refreshes the display until the run ends; interrupt it to go on: that ends only the watching.)
 
 # %%
 run = learner.train(train_tasks, steps=2 if FAST else 12)

@@ -25,7 +25,7 @@ DEFINED = {
     "07_bring_your_own_environment": {"TrafficLights"},
 }
 """What a notebook may define: the agents, environments, tools and rewards that it is about, and nothing else."""
-TO_COME = {"04_why_async.ipynb"}
+TO_COME: set[str] = set()
 """Notebooks that others point to already; a name is taken out when its notebook is there."""
 ELSEWHERE = re.compile(r"/(root|home|tmp|work|Users)/")
 """Folders of the machine that stored the outputs."""
