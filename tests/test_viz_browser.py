@@ -2,31 +2,20 @@
 
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
+from browser_cases import (
+    IDLE,
+    as_on_a_phone,
+    check_nothing_overflows,
+    lab_of,
+    page_of,
+    run_cell,
+    save,
+    screenshots_folder,
+)
 
 pytestmark = pytest.mark.browser
-ROOT = Path(__file__).parent.parent
-TOKEN = "agentlab"
-CHROMIUM = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-IDLE = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 
 RUN = '''
 """A run of nothing: a thread that traces real spans and tells its listeners twice a second."""
@@ -117,122 +106,40 @@ CELLS = [
 
 
 @pytest.fixture
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
-    return found
-
-
-@pytest.fixture
 def lab(tmp_path):
     """The address of a JupyterLab whose folder holds the notebook dashboard.ipynb."""
-    cells = [
-        {"cell_type": "code", "id": f"c{i}", "source": text, "metadata": {}, "outputs": [], "execution_count": None}
-        for i, text in enumerate(CELLS)
-    ]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
-    (tmp_path / "dashboard.ipynb").write_text(json.dumps(notebook))
-    (tmp_path / "fake_run.py").write_text(RUN)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
-    env |= {f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    env |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        "--ip=127.0.0.1",
-        "--port=0",
-        "--allow-root",
-        "--expose-app-in-browser",
-        f"--IdentityProvider.token={TOKEN}",
-        f"--ServerApp.root_dir={tmp_path}",
-    ]
-    with (tmp_path / "lab.log").open("wb") as log:
-        server = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
-    try:
-        yield _address(tmp_path / "RUNTIME", server, tmp_path / "lab.log")
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=20)
-
-
-def _address(folder: Path, server: subprocess.Popen, log: Path) -> str:
-    deadline = time.monotonic() + 40
-    while time.monotonic() < deadline and server.poll() is None:
-        for file in folder.glob("jpserver-*.json"):
-            url = json.loads(file.read_text() or "{}").get("url")
-            try:
-                if url and urllib.request.urlopen(f"{url}api/status?token={TOKEN}", timeout=5).status == 200:
-                    return url
-            except (urllib.error.URLError, TimeoutError):
-                pass
-        time.sleep(0.1)
-    raise AssertionError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+    with lab_of(tmp_path, {"dashboard.ipynb": CELLS}, {"fake_run.py": RUN}) as address:
+        yield address
 
 
 def test_the_picture_changes_while_a_later_cell_runs_and_is_static_in_the_end(lab, chromium, tmp_path):
-    api = pytest.importorskip("playwright.sync_api")
-    screenshots = Path(os.environ.get("AGENTLAB_SCREENSHOTS", tmp_path))
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
-        page = browser.new_page(viewport={"width": 1200, "height": 1000})
-        errors = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(f"{lab}lab/tree/dashboard.ipynb?token={TOKEN}")
-        page.wait_for_function("window.jupyterapp && window.jupyterapp.restored", timeout=40_000)
-        page.locator(".jp-CodeCell").first.wait_for()
-        page.wait_for_function(IDLE)
+    screenshots = screenshots_folder(tmp_path)
+    with page_of(chromium, lab, "dashboard.ipynb") as page:
         for index in range(3):
-            _run_cell(page, index)
+            run_cell(page, index)
         picture = page.locator(".jp-OutputArea-output img").first
-        picture.wait_for(timeout=30_000)
-        page.get_by_text("busy", exact=True).wait_for(timeout=30_000)
+        picture.wait_for()
+        page.get_by_text("busy", exact=True).wait_for()
         first = picture.get_attribute("src")
         page.wait_for_function(f"document.querySelector('.jp-OutputArea-output img').src !== {json.dumps(first)}")
         assert page.get_by_role("button", name="Pause").is_visible()
         page.wait_for_timeout(int(os.environ.get("AGENTLAB_SCREENSHOT_AFTER_MS", "0")))
         page.screenshot(path=screenshots / "dashboard-live.png")
-        _check_nothing_overflows(page)
-        page.set_viewport_size({"width": 400, "height": 900})
-        page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
-        page.wait_for_timeout(500)
+        check_nothing_overflows(page)
+        as_on_a_phone(page)
         page.screenshot(path=screenshots / "dashboard-phone.png")
-        _check_nothing_overflows(page)
+        check_nothing_overflows(page)
         page.evaluate("void window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
         page.set_viewport_size({"width": 1200, "height": 1000})
         page.get_by_text("KeyboardInterrupt").first.wait_for()
         page.wait_for_function(IDLE)  # until then the kernel throws away what is sent after an error
         page.wait_for_timeout(500)
-        _run_cell(page, 3)
-        page.locator(".jp-OutputArea-output img[src^='data:image/png']").first.wait_for(timeout=20_000)
+        run_cell(page, 3)
+        page.locator(".jp-OutputArea-output img[src^='data:image/png']").first.wait_for()
         assert page.get_by_role("button", name="Pause").count() == 0
         page.screenshot(path=screenshots / "dashboard-frozen.png")
-        page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
-        page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
-        browser.close()
-    assert errors == []
+        save(page)
     saved = json.loads((tmp_path / "dashboard.ipynb").read_text())
     (output,) = saved["cells"][1]["outputs"]
     assert set(output["data"]) == {"text/plain", "text/html", "image/png"}
     assert output["metadata"] == {}
-
-
-def _run_cell(page, index: int) -> None:
-    page.evaluate(f"window.jupyterapp.shell.currentWidget.content.activeCellIndex = {index}")
-    page.evaluate("void window.jupyterapp.commands.execute('notebook:run-cell')")
-
-
-def _check_nothing_overflows(page) -> None:
-    """No part of the dashboard is wider than the output it stands in."""
-    too_wide = page.evaluate(
-        """() => {
-            const area = document.querySelector('.jp-OutputArea-output img').closest('.jp-OutputArea-output');
-            const right = area.getBoundingClientRect().right + 1;
-            return [...area.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > right)
-                .map(e => e.className + ' ' + e.getBoundingClientRect().right + ' > ' + right);
-        }"""
-    )
-    assert too_wide == []

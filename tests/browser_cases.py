@@ -1,0 +1,184 @@
+"""A JupyterLab on loopback, and what tests do with it in a headless Chromium."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TOKEN = "agentlab"
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+STATUS = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
+IDLE, BUSY = f"{STATUS} === 'idle'", f"{STATUS} === 'busy'"
+PATIENCE_MS = 60_000
+"""For anything that a loaded machine delays."""
+
+
+def screenshots_folder(default: Path) -> Path:
+    """Where screenshots are kept: the folder in AGENTLAB_SCREENSHOTS, or the test's own."""
+    folder = Path(os.environ.get("AGENTLAB_SCREENSHOTS", default))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def lab_of(folder: Path, notebooks: dict[str, Sequence[str]], files: dict[str, str]) -> Iterator[str]:
+    """The address of a JupyterLab whose folder holds these notebooks, by name, and files."""
+    for name, cells in notebooks.items():
+        (folder / name).write_text(json.dumps(_notebook(cells)))
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    settings = folder / "CONFIG" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    env |= {f"JUPYTER_{kind}_DIR": str(folder / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    env |= {"HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    options = ["--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root", "--expose-app-in-browser"]
+    command = [sys.executable, "-m", "jupyterlab", *options, f"--IdentityProvider.token={TOKEN}"]
+    with (folder / "lab.log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, f"--ServerApp.root_dir={folder}"],
+            env=env,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield _address(folder / "RUNTIME", server, folder / "lab.log")
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=20)
+
+
+def _notebook(sources: Sequence[str]) -> dict[str, Any]:
+    cells = [
+        {"cell_type": "code", "id": f"c{i}", "source": text, "metadata": {}, "outputs": [], "execution_count": None}
+        for i, text in enumerate(sources)
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
+
+
+def _address(folder: Path, server: subprocess.Popen, log: Path) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        for file in folder.glob("jpserver-*.json"):
+            url = json.loads(file.read_text() or "{}").get("url")
+            try:
+                if url and urllib.request.urlopen(f"{url}api/status?token={TOKEN}", timeout=5).status == 200:
+                    return url
+            except (urllib.error.URLError, TimeoutError):
+                pass
+        time.sleep(0.1)
+    raise AssertionError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+
+
+@contextlib.contextmanager
+def page_of(chromium: str, address: str, notebook: str) -> Iterator[Any]:
+    """A page with the notebook open and its kernel idle; what the console calls an error fails the test."""
+    import pytest
+
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+        page = browser.new_page(viewport={"width": 1200, "height": 1000})
+        page.set_default_timeout(PATIENCE_MS)
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(_told(message)) if message.type == "error" else None)
+        page.goto(f"{address}lab/tree/{notebook}?token={TOKEN}")
+        page.wait_for_function("window.jupyterapp && window.jupyterapp.restored")
+        page.locator(".jp-CodeCell").first.wait_for()
+        page.wait_for_function(IDLE)
+        yield page
+        browser.close()
+    assert [error for error in errors if not _is_labs_own(error)] == []
+
+
+def _told(message: Any) -> str:
+    return f"{message.text} at {message.location.get('url', '')}"
+
+
+def _is_labs_own(error: str) -> bool:
+    """What JupyterLab itself says where it may reach no network, and of files that it looks for and may lack."""
+    return "/lab/api/" in error or "/api/" in error or "/static/" in error
+
+
+def run_cell(page: Any, index: int) -> None:
+    """Begin a cell; returns at once."""
+    page.evaluate(f"window.jupyterapp.shell.currentWidget.content.activeCellIndex = {index}")
+    page.evaluate("void window.jupyterapp.commands.execute('notebook:run-cell')")
+
+
+def finish_cell(page: Any, index: int) -> None:
+    """Run a cell and wait for its end."""
+    count = f"window.jupyterapp.shell.currentWidget.content.widgets[{index}].model.executionCount"
+    before = page.evaluate(count)
+    run_cell(page, index)
+    page.wait_for_function(f"{count} && {count} !== {json.dumps(before)} && {IDLE}")
+
+
+def output_of(page: Any, index: int) -> Any:
+    """What a cell has put out."""
+    return page.locator(".jp-CodeCell").nth(index).locator(".jp-OutputArea-output")
+
+
+def interrupt(page: Any) -> float:
+    """Interrupt the kernel; seconds until it was idle again, a minute if it was not."""
+    return page.evaluate(
+        """async () => {
+            const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+            const idle = new Promise((resolve) => kernel.statusChanged.connect((_, status) => {
+                if (status === 'idle') resolve(performance.now());
+            }));
+            const late = new Promise((resolve) => setTimeout(() => resolve(performance.now()), 60000));
+            const begin = performance.now();
+            await kernel.interrupt();
+            return (await Promise.race([idle, late]) - begin) / 1000;
+        }"""
+    )
+
+
+def save(page: Any) -> None:
+    """Save the notebook, and wait until it is."""
+    page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
+
+
+def check_nothing_overflows(page: Any, selector: str = ".jp-OutputArea-output img") -> None:
+    """No part of the output that holds what is selected is wider than the output."""
+    too_wide = page.evaluate(
+        """(selector) => {
+            const area = document.querySelector(selector).closest('.jp-OutputArea-output');
+            const right = area.getBoundingClientRect().right + 1;
+            return [...area.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > right)
+                .map(e => e.className + ' ' + e.getBoundingClientRect().right + ' > ' + right);
+        }""",
+        selector,
+    )
+    assert too_wide == []
+
+
+def as_on_a_phone(page: Any) -> None:
+    """Make the window as narrow as a phone's."""
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+    page.wait_for_timeout(500)
