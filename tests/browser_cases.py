@@ -25,7 +25,7 @@ CHROMIUM = [
     "--disable-sync",
 ]
 STATUS = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
-IDLE, BUSY = f"{STATUS} === 'idle'", f"{STATUS} === 'busy'"
+IDLE = f"{STATUS} === 'idle'"
 PATIENCE_MS = 60_000
 """For anything that a loaded machine delays."""
 
@@ -129,11 +129,31 @@ def run_cell(page: Any, index: int) -> None:
 
 
 def finish_cell(page: Any, index: int) -> None:
-    """Run a cell and wait for its end."""
-    count = f"window.jupyterapp.shell.currentWidget.content.widgets[{index}].model.executionCount"
-    before = page.evaluate(count)
+    """Run a cell and wait for its end; again where the kernel threw it away, as it does shortly after an error."""
+    before, deadline = page.evaluate(prompt_of(index)), time.monotonic() + 100
     run_cell(page, index)
-    page.wait_for_function(f"{count} && {count} !== {json.dumps(before)} && {IDLE}")
+    begun = time.monotonic()
+    while True:
+        page.wait_for_timeout(200)
+        prompt = page.evaluate(prompt_of(index))
+        if prompt != before and any(map(str.isdigit, prompt)):
+            return
+        assert time.monotonic() < deadline, f"cell {index} was not executed: {prompt}"
+        if "*" not in prompt and page.evaluate(IDLE) and time.monotonic() > begun + 5:
+            run_cell(page, index)
+            begun = time.monotonic()
+
+
+def prompt_of(index: int) -> str:
+    """JavaScript that gives the prompt of a cell, such as [7]: or, while it is being executed, [*]:"""
+    cell = f"window.jupyterapp.shell.currentWidget.content.widgets[{index}]"
+    return f"({cell}.node.querySelector('.jp-InputPrompt').textContent)"
+
+
+def runs(index: int) -> str:
+    """JavaScript that says whether a cell is being executed. The kernel's status does not: comms of widgets, which
+    ipykernel 7 handles beside a running cell, make it idle."""
+    return f"{prompt_of(index)}.includes('*')"
 
 
 def output_of(page: Any, index: int) -> Any:
@@ -141,19 +161,16 @@ def output_of(page: Any, index: int) -> Any:
     return page.locator(".jp-CodeCell").nth(index).locator(".jp-OutputArea-output")
 
 
-def interrupt(page: Any) -> float:
-    """Interrupt the kernel; seconds until it was idle again, a minute if it was not."""
+def interrupt(page: Any, cell: int) -> float:
+    """Interrupt the kernel; seconds until this cell has ended, a minute if it has not."""
     return page.evaluate(
-        """async () => {
+        f"""async () => {{
             const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-            const idle = new Promise((resolve) => kernel.statusChanged.connect((_, status) => {
-                if (status === 'idle') resolve(performance.now());
-            }));
-            const late = new Promise((resolve) => setTimeout(() => resolve(performance.now()), 60000));
             const begin = performance.now();
             await kernel.interrupt();
-            return (await Promise.race([idle, late]) - begin) / 1000;
-        }"""
+            while ({runs(cell)} && performance.now() < begin + 60000) await new Promise((next) => setTimeout(next, 5));
+            return (performance.now() - begin) / 1000;
+        }}"""
     )
 
 
