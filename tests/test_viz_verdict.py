@@ -62,3 +62,20 @@ def test_nothing_executed_is_said_plainly():
 def test_the_verdict_needs_no_plotting_library():
     code = "import sys; from agentlab.viz import diagnose; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_device_that_was_hardly_busy_is_told_without_empty_brackets():
+    verdict = diagnose(snapshot(), [s("decode", 0, 0.01), s("tool", 0.01, 10)])
+    assert verdict.sentence == "The device was busy 0% of 10.0 s; the rest it waited for tools (100%)."
+
+
+def test_notes_that_say_the_same_of_several_updates_are_said_once():
+    notes = (
+        "Update 3: all equal.",
+        "A thread hangs.",
+        "Update 4: all equal.",
+        "Update 5: all equal.",
+        "Update 5: new.",
+    )
+    found = diagnose(snapshot(notes=notes), [s("decode", 0, 1)]).findings
+    assert found[-3:] == ("Updates 3, 4 and 5: all equal.", "A thread hangs.", "Update 5: new.")

@@ -1,6 +1,7 @@
 """The verdict in words: how busy the device was, what it waited for, and what to change."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,7 +158,8 @@ def sentence(found: Account) -> str:
     work = [(name, found.busy[stage] / found.duration_s) for stage, name in _BUSY_WITH.items()]
     work = [f"{name} {share:.0%}" for name, share in sorted(work, key=lambda item: -item[1]) if share >= 0.005]
     waits = [f"{_WAITED_FOR[cause]} ({share:.0%})" for cause, share in shares.items() if share >= _WORTH_SAYING]
-    text = f"The device was busy {found.utilisation:.0%} of {found.duration_s:.1f} s ({', '.join(work)})"
+    text = f"The device was busy {found.utilisation:.0%} of {found.duration_s:.1f} s"
+    text += f" ({', '.join(work)})" if work else ""
     return f"{text}; the rest it waited for {_listed(waits)}." if waits else f"{text}."
 
 
@@ -178,7 +180,19 @@ def _findings(snapshot: RunSnapshot, spans: Sequence[Span]) -> tuple[str, ...]:
         lines.append(f"Failed episodes by stage: {failed}.")
     if engine.compilations:
         lines.append(f"{engine.compilations} programs were compiled after warm-up; there should be none.")
-    return (*lines, *snapshot.notes)
+    return (*lines, *merged(snapshot.notes))
+
+
+def merged(notes: Sequence[str]) -> tuple[str, ...]:
+    """Notes that say the same of several updates made one, at the place of the first."""
+    updates: dict[str, list[str]] = {}
+    for note in notes:
+        found = re.fullmatch(r"Update (\d+): (.*)", note, flags=re.DOTALL)
+        updates.setdefault(found[2] if found else note, []).extend(found.groups()[:1] if found else ())
+    return tuple(
+        f"Update{'s' if len(steps) > 1 else ''} {_listed(steps)}: {text}" if steps else text
+        for text, steps in updates.items()
+    )
 
 
 def _slowest(spans: Sequence[Span]) -> list[tuple[str, float, float, int]]:
