@@ -1,6 +1,5 @@
 """vLLM engines for tests: small models that its CPU build can serve, and the settings that it needs there."""
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentlab.inference import VLLMEngine, VLLMServerEngine
+from agentlab.inference.vllm_engine import is_installed
 from agentlab.models import Model, tiny_model
 
 ENV = {
@@ -18,9 +18,7 @@ ENV = {
     "OMP_NUM_THREADS": "1",
     "TORCH_COMPILE_DISABLE": "1",
 }
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here; run `make test-vllm`"
-)
+needs_vllm = pytest.mark.skipif(not is_installed(), reason="vLLM is not installed here; run `make test-vllm`")
 
 
 def small_model(seed: int = 0, **config: Any) -> Model:

@@ -29,6 +29,12 @@ from agentlab.types import Completion, EngineStats, GenerationRequest, Policy
 T = TypeVar("T")
 
 
+def is_installed() -> bool:
+    """Whether vLLM can be imported here; a mere folder of this name does not count."""
+    found = importlib.util.find_spec("vllm")
+    return found is not None and found.origin is not None
+
+
 class VLLMEngine(Engine):
     """Serves a model by vLLM's `AsyncLLM` in this process; it runs on a thread of its own.
 
@@ -57,7 +63,7 @@ class VLLMEngine(Engine):
     ):
         if not isinstance(model, Model):
             raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
-        if importlib.util.find_spec("vllm") is None:
+        if not is_installed():
             raise ConfigError(
                 "VLLMEngine needs vLLM in this environment, and it is not installed. Run `pip install agentlab[vllm]`, "
                 "or serve from another environment with VLLMServerEngine.launch(model, python=...)."
