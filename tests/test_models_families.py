@@ -40,7 +40,7 @@ def scores(model, tokens: np.ndarray) -> np.ndarray:
     place, target, sequence = empty.copy(), empty.copy(), empty - 1
     place[: len(index)], target[: len(index)], sequence[: len(index)] = index, tokens[:, 1:].ravel(), index // length
     zeros = empty.astype(np.float32)
-    targets = Targets(place, target, zeros, zeros, zeros, empty, sequence)
+    targets = Targets(place, target, zeros, zeros, zeros, empty, sequence, sequence, empty)
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
     alone = np.zeros_like(positions)
     batch = MicroBatch(tokens.astype(np.int32), positions, alone, alone, targets)

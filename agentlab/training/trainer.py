@@ -26,6 +26,7 @@ from agentlab.training.checkpoint import (
     about_model,
     described,
     holds_checkpoints,
+    place,
 )
 from agentlab.training.corrections import interpolated_policy, sampler_policy
 from agentlab.training.forward import Program
@@ -299,7 +300,8 @@ class Trainer:
             ConfigError: there is none, or it belongs to another model or configuration.
         """
         if not holds_checkpoints(folder):
-            raise ConfigError(f"There must be a checkpoint in {folder}, but it holds none. Check the path.")
+            why = "it holds none" if place(folder).is_dir() else "there is no such folder"
+            raise ConfigError(f"There must be a checkpoint in {folder}, but {why}. Check the path.")
         with contextlib.closing(CheckpointStore(folder)) as store:
             found = store.restore(self.state(), about=self.about())
         self.go_on(found)
