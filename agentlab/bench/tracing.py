@@ -105,13 +105,16 @@ def redraw_rows(counts: Sequence[int] = (1_000, 10_000, 100_000), ticks: int = 1
 
 def redraw(per_minute: int, ticks: int) -> tuple[float, float, float]:
     """(seconds of a tick, of one that draws the curve, bytes assigned per second), after the first minute."""
+    from agentlab.viz.face import Face
     from agentlab.viz.live import Dashboard
 
     observed, draw = Replayed(), random.Random(0)
     plain, with_curve, sizes = [], [], []
     with separate(clock=lambda: observed.now_ns):
         view = Dashboard(observed)
-        images = view.face.images
+        face = view.face
+        assert isinstance(face, Face), "the default transport assigns to widgets"
+        images = face.images
         before = dict.fromkeys(images, b"")
         for tick in range(ticks):
             _trace_a_second(observed.now_ns, per_minute // 60)
