@@ -106,7 +106,7 @@ def test_a_filter_that_rejects_everything_ends_the_run_with_an_error_that_says_s
     run = start(3, filter_equal_rewards=True, max_filtered_in_a_row=5)
     with pytest.raises(RunError, match="6 groups in a row had equal rewards"):
         run.wait()
-    assert run.status == "failed" and run.snapshot().counts.filtered == 6
+    assert run.status == "failed" and run.snapshot().counts.filtered >= 6  # others may end meanwhile
 
 
 def test_tasks_that_raise_end_the_run_with_their_own_error():
