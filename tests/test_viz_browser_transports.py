@@ -106,6 +106,7 @@ def test_the_iframe_changes_and_its_buttons_act_while_a_cell_is_busy(lab, chromi
         assert {url.split("/")[2].split(":")[0] for url in asked if url.startswith("http")} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_interrupted_steered_browsed_and_saved(lab, chromium, folder):
     shots = screenshots_folder(folder)
     with page_of(chromium, lab, "run.ipynb") as page:

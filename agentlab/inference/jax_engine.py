@@ -53,6 +53,10 @@ class Released:
 Item = Submitted | Abort | Released | Policy
 
 
+LAST_DISPATCH_S = 30.0
+"""Seconds for which a new `serve` waits for the last dispatch of the one before."""
+
+
 class JaxEngine(Engine):
     """Serves a model with JAX. Requests join and leave between decode steps.
 
@@ -142,7 +146,7 @@ class JaxEngine(Engine):
         self._replies: dict[int, Reply[Completion]] = {}
         self._inbox: Inbox[Item] = Inbox()
         self._tickets = itertools.count()
-        self._serving = False
+        self._serving = self._ending = False
         self._error: BaseException | None = None
         self._stats = EngineStats(num_slots=num_slots)
         self._levels = (-1, -1)
@@ -172,12 +176,16 @@ class JaxEngine(Engine):
         """See `Engine.serve`. Having been cancelled, it can be called again."""
         if self._error is not None:
             raise self._ended()
+        with anyio.move_on_after(LAST_DISPATCH_S):  # the thread of a serve that was cancelled may still be in it
+            while self._ending and self._serving:
+                await anyio.sleep(0.02)
         if self._serving:
             raise EngineError("The engine is serving already; it has one thread.")
-        self._serving = True
+        self._serving, self._ending = True, False
         try:
             await run_thread(self._main, self._inbox, name="agentlab-engine", grace_s=1.0)
         finally:
+            self._ending = True
             if self._error is None:
                 self._inbox = Inbox()
 
