@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import httpx
 
-from agentlab.errors import AgentLabError, EngineError
+from agentlab.errors import AgentLabError, ConfigError, EngineError
 from agentlab.tracing import now_ns
 from agentlab.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
@@ -141,6 +141,17 @@ class VLLMClient:
                 f"The vLLM server at {self.url} must answer {path}, but the connection failed: "
                 f"{type(error).__name__}: {error}. See its log, or start another."
             ) from error
+
+
+def room_for(request: GenerationRequest, max_context: int) -> int:
+    """Most tokens that may be sampled; below 1 where the prompt fills the context.
+
+    Raises:
+        ConfigError: there is no prompt.
+    """
+    if not request.prompt:
+        raise ConfigError(f"Request {request.id!r} must have a prompt of at least one token, got none.")
+    return min(request.sampling.max_tokens, max_context - len(request.prompt))
 
 
 def refusal(url: str, path: str, response: httpx.Response) -> AgentLabError:

@@ -17,7 +17,7 @@ from agentlab.concurrency import LoopThread, Reply, WorkerPool, as_error, post
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.base import Engine
 from agentlab.inference.jax_engine import stop_token_ids
-from agentlab.inference.vllm_client import sampling_body
+from agentlab.inference.vllm_client import room_for, sampling_body
 from agentlab.inference.vllm_core import Core, load_llm, to_completion
 from agentlab.inference.vllm_process import ENVIRONMENT, OURS
 from agentlab.inference.vllm_weights import check_policy, shared_memory, write_weights
@@ -127,9 +127,7 @@ class VLLMEngine(Engine):
         """See `Engine.generate`."""
         if self._error is not None:
             raise self._ended()
-        if not request.prompt:
-            raise ConfigError(f"Request {request.id!r} must have a prompt of at least one token, got none.")
-        limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt))
+        limit = room_for(request, self.max_context)
         if limit < 1:
             return Completion(request.id, (), (), (), "context")
         wanted = self._policy.version

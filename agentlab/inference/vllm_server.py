@@ -16,7 +16,7 @@ from agentlab.concurrency import WorkerPool
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.base import Engine
 from agentlab.inference.jax_engine import stop_token_ids
-from agentlab.inference.vllm_client import ServerGoneError, VLLMClient
+from agentlab.inference.vllm_client import ServerGoneError, VLLMClient, room_for
 from agentlab.inference.vllm_process import ServerProcess
 from agentlab.inference.vllm_weights import check_policy, shared_memory, write_weights
 from agentlab.models import Model
@@ -197,9 +197,7 @@ class VLLMServerEngine(Engine):
         """See `Engine.generate`."""
         if self._error is not None:
             raise self._ended()
-        if not request.prompt:
-            raise ConfigError(f"Request {request.id!r} must have a prompt of at least one token, got none.")
-        limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt))
+        limit = room_for(request, self.max_context)
         if limit < 1:
             return Completion(request.id, (), (), (), "context")
         wanted = self._policy.version
