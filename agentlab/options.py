@@ -76,6 +76,7 @@ _SPOKEN: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "True or False",
+    dict: "a dictionary",
     str: "a text",
     type(None): "None",
     Callable: "a function",

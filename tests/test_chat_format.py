@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentlab import RolloutConfig, run_episode
+from agentlab.agents import ModelAgent
 from agentlab.chat import ChatFormat
+from agentlab.environments import TaskEnvironment
 from agentlab.errors import ConfigError
+from agentlab.inference import ScriptedEngine
+from agentlab.types import Task
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -266,6 +271,21 @@ def test_template_options_reach_the_template():
     tokenizer = TemplateTokenizer("{{ mood }}" + SMOLLM2, CHATML_TOKENS, "<|im_end|>")
     chat = ChatFormat(tokenizer, template_options={"mood": "calm"})
     assert tokenizer.decode(list(chat.start([USER]))).startswith("calm<|im_start|>")
+    with pytest.raises(ConfigError, match=r"no variable 'moood'.*mood"):
+        ChatFormat(tokenizer, template_options={"moood": "calm"})
+
+
+def test_a_run_gives_its_template_options_to_the_template():
+    tokenizer = TemplateTokenizer("{{ mood }}" + SMOLLM2, CHATML_TOKENS, "<|im_end|>")
+    trajectory = run_episode(
+        ScriptedEngine("fine", tokenizer),
+        Task("t", "How are you?"),
+        agent_class=ModelAgent,
+        env_class=TaskEnvironment,
+        env_kwargs={"reward_fn": lambda task, answer: 1.0},
+        config=RolloutConfig(template_options={"mood": "calm"}),
+    )
+    assert tokenizer.decode(list(trajectory.rows[0].tokens)).startswith("calm<|im_start|>")
 
 
 def real_tokenizer(template: str = SMOLLM2) -> Any:

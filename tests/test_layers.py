@@ -11,8 +11,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 ROWS = [
     [{"types", "options", "errors", "files"}],
-    [{"chat"}, {"rewards"}, {"tasks"}, {"tools"}, {"tracing"}, {"platform"}],
-    [{"concurrency"}, {"agents"}, {"environments"}, {"models"}],
+    [{"tracing"}],
+    [{"concurrency"}],
+    [{"chat"}, {"rewards"}, {"tasks"}, {"tools"}, {"platform"}],
+    [{"agents"}, {"environments"}, {"models"}],
     [{"inference"}, {"training"}],
     [{"rollout"}],
     [{"learner", "run"}],

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import sqlite3
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -323,7 +324,7 @@ def test_a_rate_limit_holds_for_async_tools(wrap):
     assert time.monotonic() - started >= 0.039
 
 
-def test_a_timeout_gives_an_async_call_up_and_refuses_what_cannot_be_stopped():
+def test_a_timeout_gives_an_async_call_up():
     async def slow(seconds: float) -> str:
         """Wait."""
         await asyncio.sleep(seconds)
@@ -342,10 +343,40 @@ def test_a_timeout_gives_an_async_call_up_and_refuses_what_cannot_be_stopped():
         "done",
         "Error: TimeoutError: of the service",
     ]
-    with pytest.raises(ConfigError, match="written as `async def`"):
-        Timeout(Calculator, 1)
-    with pytest.raises(ConfigError, match="above 0"):
+    with pytest.raises(ConfigError, match="seconds must be finite and above 0"):
         Timeout(slow, 0)
+    with pytest.raises(ConfigError, match="max_left must be at least 1"):
+        Timeout(slow, 1, max_left=0)
+
+
+def test_a_timeout_tells_the_model_of_a_plain_function_that_hangs_and_leaves_only_so_many_behind():
+    release, back = threading.Event(), threading.Semaphore(0)
+
+    def hang(value: str) -> str:
+        """Hang."""
+        release.wait()
+        back.release()
+        return value
+
+    def fail() -> str:
+        """Fail."""
+        raise TimeoutError("of the service")
+
+    limited = Timeout(hang, 0.05, max_left=2)
+    env = ToolEnvironment(TASK, {"hang": limited, "fail": Timeout(fail, 5), "sum": Timeout(Calculator, 5)}, exact)
+    env.reset()
+    calls = (*(ToolCall("hang", {"value": "x"}) for _ in range(3)), ToolCall("fail"))
+    texts = [r.text for r in env.step(Action((*calls, ToolCall("sum", {"expression": "6*7"})))).observation]
+    assert texts == [
+        "Error: It took longer than 0.05 s and was given up.",
+        "Error: It took longer than 0.05 s and was given up.",
+        "Error: 2 calls before it were given up and still run.",
+        "Error: TimeoutError: of the service",
+        "42",
+    ]
+    release.set()
+    assert back.acquire(timeout=10) and back.acquire(timeout=10)
+    assert limited(value="again") == "again", "what came back late makes room"
 
 
 def test_what_is_around_a_tool_is_described_and_bound_as_the_tool_is():

@@ -1,7 +1,10 @@
 """Tools of a real MCP server, which runs as a process of its own and is spoken to over stdio."""
 
+import socket
+import subprocess
 import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -41,6 +44,8 @@ SERVER = """
         raise ValueError(f"cannot {how}")
 
     print("starting", file=sys.stderr)
+    if len(sys.argv) > 1:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
     server.run("stdio")
 """
 
@@ -79,6 +84,44 @@ def test_they_are_called_in_an_environment_and_errors_become_text(server):
     texts = [result.text for result in env.step(Action(calls)).observation]
     assert texts[0] == "5" and "a must be a whole number" in texts[1] and "fail" in texts[2]
     assert texts[3] == "1" and "text must be text or null" in texts[4]
+
+
+def test_a_server_over_http_serves_the_same_tools_and_its_end_is_told(path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/mcp"
+    with pytest.raises(ConfigError, match="does not answer"):
+        MCP(url, timeout_s=5)
+    process = subprocess.Popen(
+        [sys.executable, str(path), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        with answering(url) as server:
+            assert list(server.tools) == ["add", "note", "fail"]
+            with ThreadPoolExecutor(4) as threads:
+                sums = list(threads.map(lambda n: server.tools["add"](a=n, b=n), range(8)))
+            assert sums == [str(2 * n) for n in range(8)]
+            with pytest.raises(ToolError, match="fail"):
+                server.tools["fail"](how="fly")
+            server.timeout_s = 10.0
+            process.kill()
+            process.wait()
+            with pytest.raises(ToolError, match="add: "):
+                server.tools["add"](a=1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answering(url):
+    """The connection, as soon as the server has opened its port."""
+    for _ in range(100):
+        try:
+            return MCP(url)
+        except ConfigError:
+            threading.Event().wait(0.2)
+    raise AssertionError(f"nothing answers at {url}")
 
 
 def test_many_threads_call_it_at_once(server):

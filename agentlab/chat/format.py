@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentlab.errors import ConfigError
+from agentlab.errors import ConfigError, nearest
 from agentlab.types import Message
 
 CACHED_PROMPTS = 1024
@@ -78,7 +78,8 @@ class ChatFormat:
         template_options: Further variables of the template, e.g. {"enable_thinking": False}.
 
     Raises:
-        ConfigError: there is no chat template, or it does not show what an assistant says.
+        ConfigError: there is no chat template, it does not show what an assistant says, or it has no
+            variable of the name of an option.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class ChatFormat:
     ) -> None:
         self._tokenizer = tokenizer
         self._options = dict(template_options or {})
+        self._check_options()
         self._specials = special_tokens(tokenizer)
         self._controls = self._specials | markup_tokens(tokenizer)
         self._special_pattern, self._control_pattern = any_of(self._specials), any_of(self._controls)
@@ -268,6 +270,18 @@ class ChatFormat:
             ) from error
 
     # -- reading the template ---------------------------------------------------------------------
+
+    def _check_options(self) -> None:
+        """A template says nothing of a variable that it does not have, so this is said here."""
+        source = getattr(self._tokenizer, "chat_template", None)
+        if not isinstance(source, str):
+            return
+        words = set(re.findall(r"[A-Za-z_]\w*", source))
+        for name in self._options:
+            if name not in words:
+                raise ConfigError(
+                    f"template_options: the chat template has no variable {name!r}.{nearest(str(name), words)}"
+                )
 
     def _choose_dialogue(self) -> list[Message]:
         error: ConfigError | None = None

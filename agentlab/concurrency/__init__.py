@@ -2,6 +2,7 @@
 
 from agentlab.concurrency.collector import calm_collector
 from agentlab.concurrency.crossings import BEAT_S, Closed, Inbox, Reply, as_error, first_error, post, run_thread
+from agentlab.concurrency.limited import GivenUp, LimitedCalls
 from agentlab.concurrency.loop import LoopThread
 from agentlab.concurrency.pool import WorkerCall, WorkerPool
 from agentlab.concurrency.virtual import VirtualClockLoop, run_virtual
@@ -9,7 +10,9 @@ from agentlab.concurrency.virtual import VirtualClockLoop, run_virtual
 __all__ = [
     "BEAT_S",
     "Closed",
+    "GivenUp",
     "Inbox",
+    "LimitedCalls",
     "LoopThread",
     "Reply",
     "VirtualClockLoop",

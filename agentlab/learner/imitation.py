@@ -93,7 +93,7 @@ class SFTTrainer:
         self._weights.refresh()
         context = self.model.config.max_position
         feed = ConversationFeed(
-            ChatFormat(self.model.tokenizer),
+            ChatFormat(self.model.tokenizer, template_options=self.config.template_options),
             per_step=self.config.conversations_per_step,
             max_tokens=min(self.config.max_conversation_tokens or context, context),
             seed=self.config.seed,

@@ -1,5 +1,7 @@
 """How episodes are run, and how far they may run ahead of the learner."""
 
+from dataclasses import field
+
 from agentlab.errors import ConfigError
 from agentlab.types import TruncationRule, config
 
@@ -28,6 +30,8 @@ class RolloutConfig:
     """Drops tokens less likely than this share of the likeliest one's probability; 0 drops none."""
     stop: tuple[str, ...] = ()
     """Strings that end a model call, in addition to the model's end-of-turn token."""
+    template_options: dict = field(default_factory=dict, hash=False)
+    """Variables of the model's chat template, e.g. {"enable_thinking": False} for Qwen 3."""
     seed: int = 0
     """With the same tasks and policy, the same seed gives the same trajectories."""
     reset_timeout_s: float = 60.0
@@ -35,8 +39,8 @@ class RolloutConfig:
     step_timeout_s: float = 60.0
     """For one step of the environment, tools and reward included, and for each call of the agent."""
     tool_timeout_s: float = 60.0
-    """For one tool call within a step. The episode ends, since its environment is still inside the call; a
-    tool with a time-out of its own tells the model instead, and the episode goes on."""
+    """For one tool call within a step. The episode ends, since its environment is still inside the call; one
+    wrapped in `al.tools.Timeout` tells the model instead, and the episode goes on."""
     reward_timeout_s: float = 60.0
     """For the reward function, within a step."""
     close_timeout_s: float = 10.0

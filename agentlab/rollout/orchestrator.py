@@ -71,7 +71,7 @@ class RolloutOrchestrator:
         agent_options, env_options = agent_kwargs or {}, env_kwargs or {}
         check_roles(agent_class=agent_class, env_class=env_class, agent_kwargs=agent_options, env_kwargs=env_options)
         self._engine, self._min_scored = engine, min(min_scored, self.config.group_size)
-        self._chat = ChatFormat(engine.tokenizer)
+        self._chat = ChatFormat(engine.tokenizer, template_options=self.config.template_options)
         parsed_options = with_parser_of(agent_class, agent_options, engine.tokenizer)
         self._make_agent = lambda: agent_class(**parsed_options)
         self._make_environment = lambda task: env_class(task, **env_options)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, final
 
+from agentlab.concurrency import GivenUp, LimitedCalls
 from agentlab.errors import ConfigError, ToolError
 from agentlab.tools.base import FunctionTool, Tool, as_tool
 from agentlab.types import Task, ToolSpec
@@ -62,30 +63,40 @@ def is_async(tool: Tool) -> bool:
 
 @final
 class Timeout(Wrapped):
-    """Gives a call of an `async def` tool up after a time, and tells the model so.
+    """Gives a call up after a time, and tells the model so; the episode goes on.
 
-    A plain function cannot be stopped by anybody, so it is refused here.
+    A call of an `async def` tool is cancelled. A plain function cannot be stopped by anybody: it runs on
+    by itself, on a thread of its own, and what it does later is lost. Let code that may run for ever
+    run in a sandbox (al.tools.Python) instead.
 
     Args:
-        tool: An asynchronous tool as in a `tool_map`.
+        tool: A tool as in a `tool_map`.
         seconds: What a call may take.
+        max_left: Calls of a plain function that may be left running by all episodes together; while there
+            are as many, further calls fail at once.
 
     Raises:
-        ConfigError: the tool is a plain function, or seconds is not above 0.
+        ConfigError: seconds is not above 0, or max_left is below 1.
     """
 
-    def __init__(self, tool: Any, seconds: float) -> None:
+    def __init__(self, tool: Any, seconds: float, *, max_left: int = 32) -> None:
         super().__init__(tool)
         if not (math.isfinite(seconds) and seconds > 0):
             raise ConfigError(f"seconds must be finite and above 0, got {seconds}.")
-        if not is_async(self.tool):
-            raise ConfigError(
-                "Timeout needs a tool written as `async def`: a plain function cannot be stopped. Write it so, run it "
-                "in a sandbox (al.tools.Python), or leave it to the rollout's own deadline, tool_timeout_s."
-            )
+        if max_left < 1:
+            raise ConfigError(f"max_left must be at least 1, got {max_left}.")
         self.seconds = seconds
+        self._calls = LimitedCalls(max_left)
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_async(self.tool):
+            return self._later(args, kwargs)
+        try:
+            return self._calls.call(self.seconds, self.tool, *args, **kwargs)
+        except GivenUp as error:
+            raise ToolError(str(error)) from error
+
+    async def _later(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         try:
             async with asyncio.timeout(self.seconds) as deadline:
                 return await self.tool(*args, **kwargs)

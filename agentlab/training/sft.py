@@ -1,5 +1,6 @@
 """Supervised fine-tuning as an algorithm: imitate what the trajectories say."""
 
+from dataclasses import field
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ class SFTConfig(TrainConfig):
     """Conversations in one update."""
     max_conversation_tokens: int = 0
     """Longer conversations are left out and counted; 0 takes the model's context."""
+    template_options: dict = field(default_factory=dict, hash=False)
+    """Variables of the model's chat template, e.g. {"enable_thinking": False} for Qwen 3."""
 
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
