@@ -61,7 +61,7 @@ class MCP:
         except Exception as error:  # whatever keeps a server from answering, the reader must be told which one
             stack.close()
             raise ConfigError(f"The MCP server {server!r} does not answer: {_said(error)}") from error
-        self.close: Callable[[], object] = weakref.finalize(self, stack.close)
+        self.close: Callable[[], object] = weakref.finalize(self, _end, stack)
         self.tools: dict[str, Tool] = {tool.name: MCPTool(self, tool) for tool in listed}
         if missing := [name for name in only or () if name not in self.tools]:
             self.close()
@@ -168,6 +168,11 @@ async def _listed(client: Any, timeout_s: float) -> list[Any]:
 async def _called(client: Any, name: str, arguments: dict[str, Any], timeout_s: float) -> Any:
     with anyio.fail_after(timeout_s):
         return await client.call_tool(name, arguments)
+
+
+def _end(stack: contextlib.ExitStack) -> None:
+    with contextlib.suppress(Exception):  # of a server that has ended before: it cannot be told good-bye
+        stack.close()
 
 
 def _said(error: BaseException) -> str:
