@@ -1,6 +1,7 @@
 """Spans, tags and counters: what is recorded, by whom, and how little it costs."""
 
 import asyncio
+import gc
 import threading
 import timeit
 
@@ -8,11 +9,26 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentlab import tracing
 from agentlab.errors import ConfigError
-from agentlab.tracing import counter, counters, follow_spans, now_ns, open_spans, record, span, spans, tagged
+from agentlab.tracing import (
+    counter,
+    counters,
+    follow_spans,
+    now_ns,
+    open_spans,
+    record,
+    separate,
+    span,
+    spans,
+    tagged,
+)
 from agentlab.tracing.buffers import Buffers
+
+names = st.sampled_from(["group", "episode", "turn", "tool"])
 
 
 @pytest.fixture
@@ -177,6 +193,29 @@ def test_the_longest_ended_threads_are_forgotten_first():
     assert "worker 19" in names
     assert "worker 0" not in names
     assert sum(len(records) for _, records in buffers.read()) <= 1000
+
+
+def test_what_is_kept_does_not_burden_the_garbage_collector():
+    """A full collection walks through every object that it tracks, while all threads wait."""
+    gc.collect()
+    before = len(gc.get_objects())
+    with separate():
+        for index in range(5_000):
+            with tagged(group=f"{index}", episode=index), span("step", turn=index) as timed:
+                timed.tag(words=("a", index))
+        gc.collect()
+        gc.collect()  # an outer tuple is let go only after those that it holds
+        assert len(gc.get_objects()) - before < 500
+        assert len(spans()) == 5_000
+
+
+@given(st.dictionaries(names, st.integers()), st.dictionaries(names, st.none() | st.text()))
+def test_tags_are_the_same_after_they_were_kept(outer, inner):
+    with separate():
+        with tagged(**outer), span("step") as timed:
+            timed.tag(**inner)
+        (found,) = spans()
+    assert found.tags == {**outer, **inner}
 
 
 def test_a_span_costs_a_few_microseconds_at_most():

@@ -54,13 +54,13 @@ def test_spans_of_many_threads_are_merged_and_keep_their_thread():
 def test_whatever_the_limit_every_record_is_given_exactly_once(pairs, limit, since_ns):
     kept = Spill()
     buffers = Buffers(limit, kept.put)
-    records = [("step", min(p), max(p), {}, {"index": index}) for index, p in enumerate(pairs)]
+    records = [("step", min(p), max(p), (), "index", index) for index, p in enumerate(pairs)]
     for one in records:
         buffers.append(one)
     found = [one for _, one in by_start(buffers, kept, since_ns)]
     assert [one[1] for one in found] == sorted(one[1] for one in found)
-    wanted = [one[4]["index"] for one in records if one[2] >= since_ns]
-    assert sorted(one[4]["index"] for one in found) == wanted
+    wanted = [one[5] for one in records if one[2] >= since_ns]
+    assert sorted(one[5] for one in found) == wanted
 
 
 def test_reading_while_others_record_gives_a_prefix_of_each_thread():
@@ -100,7 +100,7 @@ def test_a_full_disk_ends_the_writing_and_is_counted(monkeypatch):
     kept = Spill(max_bytes=2000)
     buffers = Buffers(10, kept.put)
     for index in range(5000):
-        buffers.append(("step", index, index + 1, {}, {"text": str(index) * 20}))
+        buffers.append(("step", index, index + 1, (), "text", str(index) * 20))
     kept.flush()
     assert kept.num_lost > 0
     assert kept.num_lost + kept.num_records + sum(len(r) for _, r in buffers.read()) == 5000
@@ -108,7 +108,7 @@ def test_a_full_disk_ends_the_writing_and_is_counted(monkeypatch):
     broken = Spill()
     other = Buffers(10, broken.put)
     for index in range(100):
-        other.append(("step", index, index + 1, {}, None))
+        other.append(("step", index, index + 1, ()))
     broken.flush()
     assert isinstance(broken.error, OSError)
     assert broken.num_lost + sum(len(r) for _, r in other.read()) == 100

@@ -14,6 +14,7 @@ MAX_CHUNK = 4096
 """Records that leave a buffer together when it spills."""
 
 Record = tuple[Any, ...]
+"""Of a span: stage, start, end, flat tags of its context, then its own (see `spans.flat`); of a counter: a reading."""
 
 
 class Buffer:

@@ -1,6 +1,6 @@
 """What the tracer records: the stages, a span of one stage, a reading of one counter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from agentlab.errors import ConfigError, nearest
@@ -47,6 +47,25 @@ class Span(NamedTuple):
     @property
     def duration_s(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
+
+
+def flat(tags: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Tags as they are kept: all names, then all values.
+
+    The collector of garbage would look at a dictionary again and again for as long as it is kept, at
+    a tuple of numbers and texts only once.
+    """
+    return (*tags, *tags.values())
+
+
+def tags_of(context: Sequence[Any], mine: Sequence[Any]) -> dict[str, Any]:
+    """Flat tags of a context and of a span in it, which win, as a dictionary."""
+    size = len(context) // 2
+    tags = dict(zip(context[:size], context[size:], strict=True))
+    if mine:
+        size = len(mine) // 2
+        tags.update(zip(mine[:size], mine[size:], strict=True))
+    return tags
 
 
 class Reading(NamedTuple):

@@ -143,11 +143,11 @@ def _pickled(records: list[Record]) -> bytes:
     try:
         return pickle.dumps(records, protocol=5)
     except Exception:  # somebody's tag cannot be pickled: its text is kept, the rest is as it was
-        return pickle.dumps([(*r[:3], *map(_plain, r[3:])) for r in records], protocol=5)
+        return pickle.dumps([(*r[:3], _plain(r[3]), *_plain(r[4:])) for r in records], protocol=5)
 
 
 def _plain(tags: Any) -> Any:
-    return tags and {name: v if isinstance(v, int | float | str | None) else str(v) for name, v in tags.items()}
+    return tuple(v if isinstance(v, int | float | str | None) else str(v) for v in tags)
 
 
 def by_start(buffers: Buffers, spill: Spill | None, since_ns: int = 0) -> Iterator[tuple[str, Record]]:

@@ -1,7 +1,7 @@
 """The tracer: spans and tags are recorded by whoever does the work, and read by anybody at any time."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from pathlib import Path
 from time import perf_counter_ns
@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any
 
 from agentlab.tracing.buffers import MAX_RECORDS, Buffers
-from agentlab.tracing.spans import STAGES, Reading, Span, Stage, check_stage
+from agentlab.tracing.spans import STAGES, Reading, Span, Stage, check_stage, flat, tags_of
 from agentlab.tracing.spill import Spill, by_start
 from agentlab.tracing.table import SpanTable
 
-_NO_TAGS: Mapping[str, Any] = {}
-_tags: ContextVar[Mapping[str, Any]] = ContextVar("agentlab_tags", default=_NO_TAGS)
+_NO_TAGS: tuple[Any, ...] = ()
+_tags: ContextVar[tuple[Any, ...]] = ContextVar("agentlab_tags", default=_NO_TAGS)
 _current_tags = _tags.get
 
 # Swapped together by `separate`, read on every span.
@@ -45,7 +45,7 @@ class span:
         if stage not in STAGES:
             check_stage(stage)
         self._stage = stage
-        self._tags = tags or None
+        self._tags = tags
         self._note = None
 
     def __enter__(self) -> "span":
@@ -60,13 +60,14 @@ class span:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _open.discard(self)
         self.end_ns = _clock()
-        _append((self._stage, self.start_ns, self.end_ns, self._context, self._tags))
+        tags = self._tags  # below they are `flat`, without the call
+        _append((self._stage, self.start_ns, self.end_ns, self._context, *tags, *tags.values()))
         if self._note is not None:
             self._note.__exit__(kind, error, at)
 
     def tag(self, **tags: Any) -> None:
         """Add what became known inside the body."""
-        self._tags = {**(self._tags or {}), **tags}
+        self._tags = {**self._tags, **tags}
 
     def becomes(self, stage: Stage, **tags: Any) -> None:
         """It turned out to be of another stage; an unknown one is refused as by the constructor."""
@@ -76,7 +77,7 @@ class span:
 
     def so_far(self, now_ns: int) -> Span:
         """The span as if it ended now; it must have been entered."""
-        return Span(self._stage, self.start_ns, now_ns, "", {**self._context, **(self._tags or {})})
+        return Span(self._stage, self.start_ns, now_ns, "", {**tags_of(self._context, ()), **self._tags})
 
 
 class tagged:
@@ -86,13 +87,13 @@ class tagged:
     """
 
     __slots__ = ("_tags", "_token")
-    _token: Token[Mapping[str, Any]]
+    _token: Token[tuple[Any, ...]]
 
     def __init__(self, **tags: Any):
         self._tags = tags
 
     def __enter__(self) -> None:
-        self._token = _tags.set({**_tags.get(), **self._tags})
+        self._token = _tags.set(flat({**tags_of(_tags.get(), ()), **self._tags}))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _tags.reset(self._token)
@@ -105,7 +106,7 @@ def record(stage: Stage, start_ns: int, end_ns: int, **tags: Any) -> None:
         ConfigError: the stage is unknown; names the nearest.
     """
     check_stage(stage)
-    _append((stage, start_ns, end_ns, _current_tags(), tags or None))
+    _append((stage, start_ns, end_ns, _current_tags(), *tags, *tags.values()))
 
 
 def counter(name: str, value: float) -> None:
@@ -123,8 +124,8 @@ def spans(since_ns: int = 0) -> tuple[Span, ...]:
 
 def all_spans(since_ns: int = 0) -> Iterator[Span]:
     """Every span that ended at or after `since_ns`, by start time, those on disk too, one after the other."""
-    for thread, (stage, start_ns, end_ns, context, tags) in by_start(_spans, _spilled, since_ns):
-        yield Span(stage, start_ns, end_ns, thread, {**context, **tags} if tags else context)
+    for thread, (stage, start_ns, end_ns, context, *tags) in by_start(_spans, _spilled, since_ns):
+        yield Span(stage, start_ns, end_ns, thread, tags_of(context, tags))
 
 
 def open_spans() -> tuple[Span, ...]:
@@ -243,9 +244,9 @@ def disabled() -> Iterator[None]:
 
 def _as_spans(rows: Iterable[tuple[str, list[tuple[Any, ...]]]], since_ns: int) -> tuple[Span, ...]:
     found = [
-        Span(stage, start_ns, end_ns, thread, {**context, **tags} if tags else context)
+        Span(stage, start_ns, end_ns, thread, tags_of(context, tags))
         for thread, records in rows
-        for stage, start_ns, end_ns, context, tags in records
+        for stage, start_ns, end_ns, context, *tags in records
         if end_ns >= since_ns
     ]
     return tuple(sorted(found, key=_start))
