@@ -93,7 +93,7 @@ def start(folder, *, lead, steps=1000, given=None, every=3, every_s=300.0, train
         return made
 
     weights = TrainedWeights(SimpleNamespace(params=None), make_trainer)
-    begun = weights.begin(CheckpointPlan.of(folder, every, every_s, 3, True), {})
+    begun = weights.begin(CheckpointPlan.of(folder, every, every_s, 3, True), (), {})
     notes = [] if told is None else told
     notes += begun.notes
 

@@ -7,17 +7,16 @@ from os import PathLike
 from typing import Any
 
 from agentlab.chat import ChatFormat
-from agentlab.errors import ConfigError
 from agentlab.inference import IdleEngine
-from agentlab.learner.checks import check_made
+from agentlab.learner.checks import check_made, check_steps
 from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
 from agentlab.models import Model
 from agentlab.rollout.conversations import ConversationFeed, check_conversations
-from agentlab.rollout.sinks import Sink, check_sinks
+from agentlab.rollout.sinks import Sink
 from agentlab.run import Parts, Run
 from agentlab.training import SFTConfig, Trainer
 from agentlab.training.sft import sft
-from agentlab.types import Policy, checked_option
+from agentlab.types import Policy
 
 
 class SFTTrainer:
@@ -70,14 +69,11 @@ class SFTTrainer:
             RunActiveError: another run lives in this process.
             RunError: the last update of a stopped run is still being computed, or an update failed.
         """
-        if checked_option("steps", steps, int) < 1:
-            raise ConfigError(f"steps must be at least 1, got {steps}.")
+        check_steps(steps)
         check_conversations(conversations)
         plan = CheckpointPlan.of(checkpoint_dir, checkpoint_every, checkpoint_every_s, keep_checkpoints, resume)
-        outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
-        self._weights.check_free()
-        begun = self._weights.begin(plan, {})
-        return Run(name, lambda: self._parts(steps, begun, outlets), conversations, steps)
+        begun = self._weights.begin(plan, sinks, {})
+        return Run(name, lambda: self._parts(steps, begun), conversations, steps)
 
     @property
     def policy(self) -> Policy:
@@ -89,7 +85,7 @@ class SFTTrainer:
         """The model with the newest weights, for `save_model` or a `GRPOLearner`."""
         return replace(self.model, params=self.policy.params)
 
-    def _parts(self, steps: int, begun: Begun, sinks: tuple[Sink, ...]) -> Parts:
+    def _parts(self, steps: int, begun: Begun) -> Parts:
         self._weights.refresh()
         context = self.model.config.max_position
         feed = ConversationFeed(
@@ -110,6 +106,6 @@ class SFTTrainer:
             rewarded=False,
             record=begun.record,
             schedule=begun.schedule(),
-            sinks=sinks,
+            sinks=begun.sinks,
             notes=notes,
         )

@@ -11,7 +11,7 @@ from typing import Any
 from agentlab.errors import ConfigError, nearest
 from agentlab.inference import JaxEngine, ScriptedEngine, VLLMEngine
 from agentlab.inference.base import Engine
-from agentlab.learner.checks import check_made
+from agentlab.learner.checks import check_made, check_steps
 from agentlab.learner.placing import Placement, Placing, notes_of, sampled_model, trainer_of
 from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
 from agentlab.models import Model
@@ -27,7 +27,7 @@ from agentlab.rollout import (
 )
 from agentlab.rollout.meter import MeterThread
 from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
-from agentlab.rollout.sinks import Sink, check_sinks
+from agentlab.rollout.sinks import Sink
 from agentlab.run import Parts, Run
 from agentlab.training import Algorithm, TrainConfig, check_trainable
 from agentlab.training.checkpoint import described
@@ -165,19 +165,16 @@ class AgenticRLLearner:
             RunActiveError: another run lives in this process.
             RunError: the last update of a stopped run is still being computed, or an update failed.
         """
-        if checked_option("steps", steps, int) < 1:
-            raise ConfigError(f"steps must be at least 1, got {steps}.")
+        check_steps(steps)
         check_tasks(tasks)
         check_evaluation(eval_tasks, eval_every, eval_k)
         plan = CheckpointPlan.of(checkpoint_dir, checkpoint_every, checkpoint_every_s, keep_checkpoints, resume)
         placed = self.plan
         if placed.devices[0].memory_bytes is not None:
             placed.check()
-        outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
-        self._weights.check_free()
-        begun = self._weights.begin(plan, self._about())
+        begun = self._weights.begin(plan, sinks, self._about())
         begun = replace(begun, notes=(*notes_of(placed), *begun.notes))
-        return Run(name, lambda: self._parts(steps, eval_tasks, eval_every, eval_k, begun, outlets), tasks, steps)
+        return Run(name, lambda: self._parts(steps, eval_tasks, eval_every, eval_k, begun), tasks, steps)
 
     def evaluate(self, tasks: Tasks, *, k: int = 1, **options: Any) -> Evaluation:
         """Play `tasks` `k` times each with the newest weights, and count; see `rollout.evaluate`."""
@@ -224,15 +221,7 @@ class AgenticRLLearner:
         """The model with the newest weights, for `save_model` or another learner."""
         return replace(self.model, params=self.policy.params)
 
-    def _parts(
-        self,
-        steps: int,
-        eval_tasks: Tasks | None,
-        eval_every: int,
-        eval_k: int,
-        begun: Begun,
-        sinks: tuple[Sink, ...],
-    ) -> Parts:
+    def _parts(self, steps: int, eval_tasks: Tasks | None, eval_every: int, eval_k: int, begun: Begun) -> Parts:
         self._weights.refresh()
         engine = self._engine(warm_up=True)
         orchestrator = RolloutOrchestrator(
@@ -253,7 +242,7 @@ class AgenticRLLearner:
             eval_every,
             record=begun.record,
             schedule=begun.schedule(),
-            sinks=sinks,
+            sinks=begun.sinks,
             notes=notes,
             meter=meter,
         )

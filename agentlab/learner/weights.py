@@ -1,8 +1,8 @@
 """The weights that a front door trains over several runs: who has the trainer, and where it is written."""
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from agentlab.errors import ConfigError, RunError
 from agentlab.models import Model
 from agentlab.rollout.ledger import Progress, RunRecord, Schedule
-from agentlab.rollout.sinks import JsonLines, Sink
+from agentlab.rollout.sinks import JsonLines, Sink, check_sinks
 from agentlab.run import current_run
 from agentlab.tracing import now_ns
 from agentlab.training import Trainer
@@ -56,12 +56,13 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class Begun:
-    """How a run begins: where its checkpoints go, and what the run that it resumes had done."""
+    """How a run begins: where its checkpoints and rows go, and what the run that it resumes had done."""
 
     plan: CheckpointPlan | None
     about: Mapping[str, Any]
     record: RunRecord | None = None
     notes: tuple[str, ...] = ()
+    sinks: tuple[Sink, ...] = ()
 
     @property
     def progress(self) -> Progress | None:
@@ -92,24 +93,47 @@ class TrainedWeights:
         self._trainer: Trainer | None = None
         self._is_out = False
 
-    def check_free(self) -> None:
-        """Refuse to start a run while the trainer is still busy with the last one.
+    def begin(self, plan: CheckpointPlan | None, sinks: Sink | Sequence[Sink], about: Mapping[str, Any]) -> Begun:
+        """Read the checkpoint that the run goes on from, if it does. On the main thread.
+
+        Args:
+            plan: Of the checkpoints.
+            sinks: Where the user wants rows besides.
+            about: What must be the same in a run that goes on, besides the trainer's own.
 
         Raises:
-            RunError: it is.
+            ConfigError: there are checkpoints that are not to be resumed, or of something else, or a sink is none.
+            RunError: the trainer is still busy with the run before.
         """
+        outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
+        self._check_free()
+        return replace(self._found(plan, about), sinks=outlets)
+
+    def refresh(self) -> None:
+        """Take the trainer's newest weights, if it is here. On the loop, before its thread starts."""
+        if self._trainer is not None:
+            self.policy = self._trainer.policy
+
+    def publish(self, policy: Policy) -> None:
+        """The learner has new weights."""
+        self.policy = policy
+
+    def thread(self, begun: Begun, on_note: Callable[[str], None]) -> LearnerThread:
+        """The learner thread of a run; it takes the trainer and gives it back."""
+        checkpointing = None
+        if begun.plan is not None:
+            folder, keep = begun.plan.folder, begun.plan.keep
+            checkpointing = Checkpointing(lambda: CheckpointStore(folder, keep=keep), begun.about)
+        return LearnerThread(self._take, self._give_back, checkpointing=checkpointing, on_note=on_note)
+
+    def _check_free(self) -> None:
         if self._is_out and current_run() is None:
             raise RunError(
                 "The trainer must be free to start a run, but the last update of the run before is still being "
                 "computed, or failed. Try again in a moment; if it failed, make a new learner."
             )
 
-    def begin(self, plan: CheckpointPlan | None, about: Mapping[str, Any]) -> Begun:
-        """Read the checkpoint that the run goes on from, if it does. On the main thread.
-
-        Raises:
-            ConfigError: there are checkpoints that are not to be resumed, or of something else.
-        """
+    def _found(self, plan: CheckpointPlan | None, about: Mapping[str, Any]) -> Begun:
         if plan is None or current_run() is not None:
             return Begun(plan, about)
         there = holds_checkpoints(plan.folder)
@@ -131,23 +155,6 @@ class TrainedWeights:
         self._trainer.go_on(found)
         self.policy = self._trainer.policy
         return Begun(plan, whole, RunRecord.from_json(found.record), found.notes)
-
-    def refresh(self) -> None:
-        """Take the trainer's newest weights, if it is here. On the loop, before its thread starts."""
-        if self._trainer is not None:
-            self.policy = self._trainer.policy
-
-    def publish(self, policy: Policy) -> None:
-        """The learner has new weights."""
-        self.policy = policy
-
-    def thread(self, begun: Begun, on_note: Callable[[str], None]) -> LearnerThread:
-        """The learner thread of a run; it takes the trainer and gives it back."""
-        checkpointing = None
-        if begun.plan is not None:
-            folder, keep = begun.plan.folder, begun.plan.keep
-            checkpointing = Checkpointing(lambda: CheckpointStore(folder, keep=keep), begun.about)
-        return LearnerThread(self._take, self._give_back, checkpointing=checkpointing, on_note=on_note)
 
     def _take(self) -> Trainer:
         trainer, self._trainer, self._is_out = self._trainer, None, True
