@@ -14,7 +14,7 @@ from agentlab.models import load_model, tiny_model
 from agentlab.training.algorithms import LossOptions, clipped_ratio_loss
 from agentlab.training.forward import Program, score
 from agentlab.training.packing import MicroBatch, Targets
-from agentlab.training.weights import split_trained, stack_layers
+from agentlab.training.weights import split_trained
 from agentlab.types import Completion, GenerationRequest, SamplingParams
 
 FIXTURES = Path(__file__).parent / "fixtures" / "models"
@@ -53,7 +53,7 @@ def scores(model, tokens: np.ndarray) -> np.ndarray:
         logit_chunk_tokens=40,
         remat=False,
     )
-    got = score(program, *split_trained(stack_layers(model.params), adapters_only=False), batch)
+    got = score(program, *split_trained(model.params), batch)
     return np.asarray(got)[: len(index)].reshape(rows, length - 1)
 
 

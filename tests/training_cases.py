@@ -12,7 +12,7 @@ from agentlab.models import add_lora
 from agentlab.models.decoder import decoder_structure
 from agentlab.training.algorithms import LossOptions, grpo
 from agentlab.training.forward import Program, accumulate
-from agentlab.training.weights import split_trained, stack_layers
+from agentlab.training.weights import split_trained
 from agentlab.types import Task, TokenRow, Trajectory, TrajectoryGroup
 
 
@@ -88,7 +88,7 @@ def packed_loss_and_gradient(
 ):
     """(loss, gradient by name) of packed batches, through the program that the trainer runs."""
     adapted = add_lora(model, lora_rank) if lora_rank else model
-    trained, frozen = split_trained(stack_layers(adapted.params), adapters_only=bool(lora_rank))
+    trained, frozen = split_trained(adapted.params, adapters_only=bool(lora_rank))
     if lora_rank:
         trained = {name: array + 0.01 for name, array in trained.items()}
     program = Program(

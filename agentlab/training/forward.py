@@ -1,6 +1,7 @@
 """What runs on the device: log-probabilities of packed rows, and the loss with its gradient."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -18,6 +19,8 @@ from agentlab.training.quantized import unpacked
 from agentlab.training.weights import Stacked, one_layer_decoder, split_layers
 
 NO_WINDOW = 2**30
+Block = Callable[[Array, tuple[Stacked, Array, Array | None]], tuple[Array, None]]
+"""(x, (weights of the layer, frequencies, window)) -> (x after the layer, nothing), as `scan` has it."""
 Sums = dict[str, Array]
 """Of one micro-batch, by name: sums over its sampled tokens ("…_sum"), extremes, the loss, and "logprob", which has
 an entry for each target."""
@@ -39,6 +42,8 @@ class Program:
     """Compute each layer again in the backward pass instead of keeping its inside."""
     old_policy: OldPolicy = sampler_policy
     corrections: tuple[Correction, ...] = ()
+    scan: bool = True
+    """Compile one layer and loop over all, instead of every layer."""
 
 
 @functools.partial(jax.jit, static_argnames="program", donate_argnames="gradients")
@@ -167,18 +172,40 @@ def _hidden(program: Program, trained: Stacked, frozen: Stacked, batch: MicroBat
         decoder = one_layer_decoder(config, top, unpacked(layer))
         return decoder.layers[0](x, positions * frequencies, 0, attention), None
 
-    block = jax.checkpoint(block) if program.remat else block
     windows = jnp.asarray([window or NO_WINDOW for window in config.windows]) if config.windows else None
     local = map(config.has_local_rope, range(config.num_layers))
     frequencies = jnp.asarray([rotary_frequencies(config, local=layer) for layer in local])
     x = outer.embed(jnp.asarray(batch.tokens))
-    if any(isinstance(array, tuple) for array in layers.values()):
-        for number in range(config.num_layers):
-            window = None if windows is None else windows[number]
-            x, _ = block(x, (_layer(layers, number), frequencies[number], window))
-    else:
-        x, _ = jax.lax.scan(block, x, (layers, frequencies, windows))
+    if program.scan:
+        return outer, outer.norm(_scanned(block, x, layers, (frequencies, windows), remat=program.remat))
+    block = jax.checkpoint(block) if program.remat else block
+    for number in range(config.num_layers):
+        window = None if windows is None else windows[number]
+        x, _ = block(x, (_layer(layers, number), frequencies[number], window))
     return outer, outer.norm(x)
+
+
+def _scanned(block: Block, x: Array, layers: Stacked, options: tuple[Array, Array | None], *, remat: bool) -> Array:
+    """The stream after all layers, by one program for all.
+
+    Weights that are tuples of the layers' own arrays are fetched layer by layer, in the backward pass again, so
+    that one layer of them is copied at a time. They are a `switch` of the layer's number because JAX never keeps
+    what a `switch` gives for the backward pass of a checkpointed function, whatever the policy.
+    """
+    apart = {name: arrays for name, arrays in layers.items() if isinstance(arrays, tuple)}
+    stacked = {name: array for name, array in layers.items() if name not in apart}
+    fetches = [functools.partial(_layer, apart, number) for number in range(len(next(iter(apart.values()), ())))]
+
+    def one(x: Array, piece: tuple[Array, Stacked, Array, Array | None]) -> tuple[Array, None]:
+        number, own, frequencies, window = piece
+        fetched = jax.lax.switch(number, fetches) if fetches else {}
+        return block(x, (own | fetched, frequencies, window))
+
+    if remat or fetches:
+        policy = None if remat else jax.checkpoint_policies.everything_saveable
+        one = jax.checkpoint(one, prevent_cse=False, policy=policy)
+    frequencies, windows = options
+    return jax.lax.scan(one, x, (jnp.arange(len(frequencies)), stacked, frequencies, windows))[0]
 
 
 def _layer(layers: Stacked, number: int) -> Stacked:

@@ -1,6 +1,7 @@
-"""Forward and backward passes of packed batches with nothing around them, for those who time them."""
+"""Forward and backward passes with nothing around them, and what arrays hold: for those who time and weigh them."""
 
 import functools
+import gc
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from agentlab.training.algorithms import LossOptions, clipped_ratio_loss
 from agentlab.training.forward import Program, accumulate, token_logprobs
 from agentlab.training.packing import MicroBatch, Packed
 from agentlab.training.trainer import TrainConfig
-from agentlab.training.weights import Stacked, split_trained, stack_layers
+from agentlab.training.weights import Stacked, split_trained
 
 
 class Probe:
@@ -24,7 +25,7 @@ class Probe:
     def __init__(self, model: Model):
         options = TrainConfig()
         adapted = add_lora(model, options.lora_rank)
-        self._trained, self._frozen = split_trained(stack_layers(adapted.params), adapters_only=True)
+        self._trained, self._frozen = split_trained(adapted.params, adapters_only=True)
         self._program = Program(
             config=adapted.config,
             dtype="float32",
@@ -47,6 +48,17 @@ class Probe:
         """The gradient of the summed log-probabilities alone; returns when it is computed."""
         for batch in packed.batches:
             jax.block_until_ready(_gradient(self._program, self._trained, self._frozen, batch))
+
+
+def size_bytes(tree: Any) -> int:
+    """Bytes of all arrays in a tree."""
+    return sum(array.nbytes for array in jax.tree.leaves(tree))
+
+
+def live_bytes() -> int:
+    """Bytes of all arrays of this process that somebody still holds."""
+    gc.collect()
+    return sum(array.nbytes for array in jax.live_arrays())
 
 
 @functools.partial(jax.jit, static_argnames="program")

@@ -44,7 +44,7 @@ from agentlab.training.packing import SHORTEST_ROW, MicroBatch, Packed, pack, wi
 from agentlab.training.quantized import QuantizedType, on_grid, quantize
 from agentlab.training.replicas import Replicas, Round
 from agentlab.training.scores import trained_groups
-from agentlab.training.weights import Stacked, published, split_trained, stack_layers, trainable_layers
+from agentlab.training.weights import Stacked, published, split_trained, trainable_layers
 from agentlab.types import Policy, SamplingParams, TrainedGroup, TrajectoryGroup, config
 
 
@@ -95,8 +95,8 @@ class TrainConfig:
     remat: bool = False
     """Compute layers again in the backward pass: less memory, about a third more time."""
     scan_layers: bool = True
-    """Compile one layer and loop over all: soon compiled, but frozen weights are held stacked, beside the model's
-    own. False compiles every layer, and under adapters uses the model's own arrays: no second copy."""
+    """Compile one layer and loop over all: soon compiled. False compiles every layer. Frozen weights are the
+    model's own arrays either way, not a second copy."""
     solved_reward: float = 1.0
     """Reward from which a trajectory counts as solved in the metrics."""
     seed: int = 0
@@ -207,9 +207,10 @@ class Trainer:
         self._model = model
         adapted = _with_adapters(model, self.config)
         self._trained, self._frozen = split_trained(
-            stack_layers(adapted.params, adapters_only=bool(self.config.lora_rank) and not self.config.scan_layers),
+            adapted.params,
             adapters_only=bool(self.config.lora_rank),
             frozen=self.config.frozen,
+            stack_frozen=self.config.base_type is not None,
         )
         if not self._trained:
             raise ConfigError("frozen must leave something to train, but it is True for every weight of the model.")
@@ -228,6 +229,7 @@ class Trainer:
             remat=self.config.remat,
             old_policy=self.algorithm.old_policy,
             corrections=self.algorithm.corrections,
+            scan=self.config.scan_layers,
         )
         self._rule = update_rule(
             self.config.learning_rate,

@@ -25,46 +25,42 @@ LAYERS = "layers"
 ADAPTERS = ("lora_a", "lora_b")
 
 
-def stack_layers(params: Any, *, adapters_only: bool = False) -> Stacked:
-    """The parameters with one weight of all layers in one array, so that one program loops over them.
-
-    Args:
-        params: Of a decoder.
-        adapters_only: Stack adapters alone; of other weights give a tuple of the layers' own arrays,
-            which are then not copied.
-    """
-    stacked: Stacked = {}
-    layers: dict[str, dict[int, Array]] = {}
-    for path, array in flat_arrays(params).items():
-        if path[0] == LAYERS:
-            layers.setdefault(_name(path), {})[path[1]] = array
-        else:
-            stacked[_name(path)] = array
-    for name, arrays in layers.items():
-        in_order = tuple(arrays[layer] for layer in range(len(arrays)))
-        stacked[name] = in_order if adapters_only and not name.endswith(ADAPTERS) else jnp.stack(in_order)
-    return stacked
+def stack_layers(params: Any) -> Stacked:
+    """The parameters with one weight of all layers in one array, so that one program loops over them."""
+    top, layers = _by_name(params)
+    return top | {name: jnp.stack(arrays) for name, arrays in layers.items()}
 
 
 def split_trained(
-    stacked: Stacked, *, adapters_only: bool, frozen: Callable[[str], bool] | None = None
+    params: Any,
+    *,
+    adapters_only: bool = False,
+    frozen: Callable[[str], bool] | None = None,
+    stack_frozen: bool = False,
 ) -> tuple[Stacked, Stacked]:
-    """(trained, frozen); the trained ones are float32, whatever the model's own type is.
+    """(trained, frozen). Trained weights are float32 and stacked, whatever the model's own type is.
 
     Args:
-        stacked: All parameters.
+        params: Of a decoder.
         adapters_only: Train adapters alone.
         frozen: By the name of a weight, e.g. "layers.3.mlp.up_proj.weight", whether it, or the adapter
             on it, stays as it is. A weight that is frozen in some layers only is among the trained ones.
+        stack_frozen: Copy frozen weights into stacked arrays too. Without it they are tuples of the layers'
+            own arrays, which are not copied.
     """
-    trained = [
+    top, layers = _by_name(params)
+    trained = {
         name
-        for name, array in stacked.items()
-        if (not adapters_only or name.endswith(ADAPTERS)) and _trainable(name, array, frozen).any()
-    ]
+        for name, arrays in (top | layers).items()
+        if (not adapters_only or name.endswith(ADAPTERS)) and _trainable(name, arrays, frozen).any()
+    }
+    stacked = {
+        name: jnp.stack(arrays) if stack_frozen or name in trained else arrays for name, arrays in layers.items()
+    }
+    weights: Stacked = {**top, **stacked}
     return (
-        {name: stacked[name].astype(jnp.float32) for name in trained},
-        {name: array for name, array in stacked.items() if name not in trained},
+        {name: array.astype(jnp.float32) for name, array in weights.items() if name in trained},
+        {name: array for name, array in weights.items() if name not in trained},
     )
 
 
@@ -84,13 +80,25 @@ def _trainable(name: str, array: Any, frozen: Callable[[str], bool] | None) -> n
     return np.asarray([frozen is None or not frozen(weight_name(path)) for path in paths])
 
 
+def _by_name(params: Any) -> tuple[Stacked, dict[str, tuple[Array, ...]]]:
+    """(what lies outside of the layers, the layers' arrays in their order), by the names of `Stacked`."""
+    top: Stacked = {}
+    layers: dict[str, dict[int, Array]] = {}
+    for path, array in flat_arrays(params).items():
+        if path[0] == LAYERS:
+            layers.setdefault(_name(path), {})[path[1]] = array
+        else:
+            top[_name(path)] = array
+    return top, {name: tuple(arrays[layer] for layer in range(len(arrays))) for name, arrays in layers.items()}
+
+
 def weight_name(path: Path) -> str:
     """E.g. "layers.3.mlp.up_proj.weight", also of the adapter on that weight."""
     return ".".join(map(str, (*path[:-1], "weight") if path[-1] in ADAPTERS else path))
 
 
-def split_layers(stacked: Mapping[str, Array]) -> tuple[Stacked, Stacked]:
-    """(what lies outside of the layers, the stacked arrays of the layers)."""
+def split_layers(stacked: Mapping[str, Any]) -> tuple[Stacked, Stacked]:
+    """(what lies outside of the layers, the arrays of the layers)."""
     top = {name: array for name, array in stacked.items() if not _in_layers(name)}
     return top, {name: array for name, array in stacked.items() if _in_layers(name)}
 
