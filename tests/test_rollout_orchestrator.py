@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import anyio
 import anyio.lowlevel
@@ -124,6 +126,36 @@ def test_the_same_seed_gives_the_same_requests_and_siblings_differ():
 
     first, second = seeds(ScriptedEngine("yes")), seeds(ScriptedEngine("yes", latency_s=0.001))
     assert first == second and len(set(first.values())) == len(first)
+
+
+def test_an_ended_episode_leaves_no_cycles_that_only_the_garbage_collector_would_find():
+    """What lies in cycles stays until a full collection, which is late and long while a thousand episodes are there."""
+    made: list[weakref.ref[OneTurn]] = []
+
+    class Kept(OneTurn):
+        def __init__(self, task):
+            super().__init__(task)
+            made.append(weakref.ref(self))
+
+    gc.disable()
+    try:
+        engine = ScriptedEngine("yes")
+        rollouts = RolloutOrchestrator(
+            engine, agent_class=ModelAgent, env_class=Kept, config=RolloutConfig(group_size=2, max_concurrency=2)
+        )
+
+        async def main():
+            async with anyio.create_task_group() as group:
+                group.start_soon(engine.serve)
+                seen = [sum(one() is not None for one in made) async for _ in rollouts.stream(tasks(12))]
+                group.cancel_scope.cancel()
+            return seen
+
+        alive = asyncio.run(main())
+    finally:
+        gc.enable()
+    assert len(made) == 24
+    assert max(alive) <= 6  # those in flight, and those that are just ending
 
 
 def test_an_empty_stream_of_tasks_is_refused():

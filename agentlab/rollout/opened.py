@@ -50,8 +50,12 @@ class OpenEnvironment:
             begin()
             result = fn(*args)
         else:
-            self._call = self._pool.prepare(fn, *args, on_late=self._close_late, at_once=at_once)
-            result = await self._call.wait(begin)
+            call = self._call = self._pool.prepare(fn, *args, on_late=self._close_late, at_once=at_once)
+            try:
+                result = await call.wait(begin)
+            finally:
+                if not call.abandoned:  # kept, it would make a cycle, and the episode's objects garbage that stays
+                    self._call = None
         return await result if inspect.isawaitable(result) else result
 
     def _build(self) -> None:
