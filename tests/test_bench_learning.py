@@ -7,8 +7,7 @@ from agentlab.bench.learning import Outcome, demonstrations, gain_interval, ques
 from agentlab.rewards import same_number
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(900)
 def test_reinforcement_adds_thirty_points_and_asynchrony_loses_none_of_them():
     missed = [row for row in learning.measure() if row.holds is False]
     assert not missed, missed
