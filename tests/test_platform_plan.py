@@ -81,6 +81,18 @@ def test_the_estimate_counts_weights_adapters_and_cache_exactly():
     assert needs["optimizer state"] == 2 * 4 * 30 * per_layer
 
 
+def test_frozen_weights_need_room_for_one_layer_or_for_their_quantised_copy():
+    def frozen(**options):
+        needs = memory_needs(SMOLLM2, GRPOConfig(**options), 4)
+        return next(need.size_bytes for need in needs if need.name == "frozen weights")
+
+    per_layer = 2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536
+    assert frozen(lora_rank=16) == 4 * per_layer
+    assert frozen(lora_rank=16, base_type="int8") == 30 * per_layer * 17 // 16
+    assert frozen(lora_rank=16, base_type="nf4") == 30 * per_layer * 9 // 16
+    assert frozen(lora_rank=0) == 0
+
+
 def test_it_reads_as_a_table():
     text = str(plan(SMOLLM2, GRPOConfig(), machine=machine(8)))
     assert text.startswith("Plan: disaggregated on 8 x TPU v5 lite (4 sample, 4 train), about ")

@@ -25,6 +25,8 @@ EFFICIENCY = 0.3
 LONGEST_WAIT_S = 0.5
 """Seconds that decoding may wait for a micro-batch on the same device."""
 FLOAT32 = 4
+QUANTIZED_BYTES = {"nf4": 0.5 + FLOAT32 / 64, "int8": 1 + FLOAT32 / 64}
+"""Of one quantised weight, with its part of the scale that 64 of them share."""
 CACHE = "keys and values"
 
 
@@ -60,6 +62,8 @@ class Options(Protocol):
     def tokens_per_slot(self) -> int: ...
     @property
     def lora_rank(self) -> int: ...
+    @property
+    def base_type(self) -> str | None: ...
     @property
     def micro_batch_tokens(self) -> int: ...
     @property
@@ -226,19 +230,32 @@ def memory_needs(shape: Shape, config: Options, item_bytes: int) -> tuple[Need, 
     trained = adapter_parameters(shape, config.lora_rank) if config.lora_rank else shape.num_parameters
     slots = config.num_slots or config.max_concurrency
     cache = 2 * slots * config.tokens_per_slot * shape.num_layers * shape.num_kv_heads * shape.head_dim * item_bytes
-    frozen = weights if config.lora_rank else 0
     return (
         Need("weights that sample", "engine", weights),
         Need("weights that come next", "engine", weights),
         Need(CACHE, "engine", cache * 3 // 2, "num_slots or tokens_per_slot"),
         Need("model as it was loaded", "trainer", weights),
-        Need("frozen weights", "trainer", frozen),
+        Need("frozen weights", "trainer", frozen_bytes(shape, config, item_bytes) if config.lora_rank else 0),
         Need("trained weights", "trainer", trained * FLOAT32, "lora_rank"),
         Need("optimizer state", "trainer", 2 * trained * FLOAT32, "lora_rank"),
         Need("gradients", "trainer", 2 * trained * FLOAT32, "lora_rank"),
         Need("activations", "trainer", activation_bytes(shape, config), "micro_batch_tokens"),
         Need("logits", "trainer", 3 * config.logit_chunk_tokens * shape.vocab_size * FLOAT32, "logit_chunk_tokens"),
     )
+
+
+def frozen_bytes(shape: Shape, config: Options, item_bytes: int) -> int:
+    """Of the weights under adapters, beside the model's own: of one layer at a time, or of all if quantised."""
+    per_layer = linear_parameters(shape)
+    if config.base_type is None:
+        return per_layer * item_bytes
+    return int(shape.num_layers * per_layer * QUANTIZED_BYTES[config.base_type])
+
+
+def linear_parameters(shape: Shape) -> int:
+    """Weights of the linear maps of one layer."""
+    query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return shape.hidden_size * (2 * query + 2 * key + 3 * shape.intermediate_size)
 
 
 def adapter_parameters(shape: Shape, rank: int) -> int:
@@ -351,6 +368,7 @@ class _Changed:
     max_concurrency: int
     tokens_per_slot: int
     lora_rank: int
+    base_type: str | None
     micro_batch_tokens: int
     row_tokens: int
     logit_chunk_tokens: int
