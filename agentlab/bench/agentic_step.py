@@ -1,0 +1,162 @@
+"""One GRPO step of an agent with tools, end to end, alone in a process: here, and in another library.
+
+Both sides are asked the same question (model shape, prompts, turns, tokens, seconds per tool call) and answer
+with the seconds of each step, the peak memory of their process and the tokens that they sampled. All weights
+are trained, in float32; they are random, so that no turn ends before its last token.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from agentlab.agents import ModelAgent
+from agentlab.bench.contract import Row
+from agentlab.bench.peers import TIMEOUT_S, ask_peer
+from agentlab.environments import BaseTaskEnv
+from agentlab.errors import ConfigError
+from agentlab.learner import GRPOConfig, GRPOLearner
+from agentlab.models import load_model, tiny_model
+from agentlab.types import EnvStepResult, Task
+
+TOKENIZER_OF = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SYSTEM = "You are a helpful assistant."
+PROMPTS = tuple(f"What is {a} times {b}? Use the calculator." for a, b in ((12, 34), (56, 78), (91, 23), (45, 67)))
+OBSERVATION = "The calculator says: 408."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one library needed."""
+
+    step_s: tuple[float, ...]
+    """Of each step; the first ones compile."""
+    peak_bytes: int
+    sampled_tokens: int
+    """In all steps."""
+
+    @property
+    def warm_s(self) -> float:
+        """The median of the steps after the first."""
+        return median(self.step_s[1:])
+
+    @classmethod
+    def of(cls, answered: Mapping[str, Any]) -> "Answer":
+        return cls(tuple(answered["step_s"]), answered["peak_bytes"], answered["sampled_tokens"])
+
+
+class Turns(BaseTaskEnv):
+    """So many turns, each but the last with a tool that takes its time; every second episode is rewarded."""
+
+    def __init__(self, task: Task, *, turns: int, tool_s: float, observation: str):
+        super().__init__(task, max_turns=turns)
+        self.turns, self.tool_s, self.observation = turns, tool_s, observation
+
+    def _initial_observation(self) -> str:
+        return self.task.prompt
+
+    def _step_impl(self, action: Any) -> EnvStepResult:
+        done = self.turn == self.turns - 1
+        if not done:
+            time.sleep(self.tool_s)
+        return EnvStepResult(self.observation, float(len(str(action.value)) % 2), done)
+
+
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Train for some steps in this process."""
+    model = replace(tiny_model(0, **question["shape"]), tokenizer=load_model(question["tokenizer"]).tokenizer)
+    num_prompts, steps = len(question["prompts"]), question["steps"]
+    learner = GRPOLearner(
+        model=model,
+        agent_class=ModelAgent,
+        agent_kwargs={"system_prompt": question["system"]},
+        env_class=Turns,
+        env_kwargs={key: question[key] for key in ("turns", "tool_s", "observation")},
+        config=GRPOConfig(
+            group_size=question["group_size"],
+            groups_per_step=num_prompts,
+            max_concurrency=num_prompts * question["group_size"],
+            max_off_policy_steps=0,
+            max_tokens=question["new_tokens"],
+            tokens_per_slot=256,
+            lora_rank=0,
+            learning_rate=1e-6,
+        ),
+    )
+    tasks = [{"id": f"{step}/{prompt}", "prompt": prompt} for step in range(steps) for prompt in question["prompts"]]
+    run = learner.train(tasks, steps=steps).wait()
+    ends = [0.0, *(row["time_s"] for row in run.metrics)]
+    return {
+        "step_s": [after - before for before, after in pairwise(ends)],
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "sampled_tokens": int(run.snapshot().engine.tokens_sampled),
+    }
+
+
+def ask_alone(question: Mapping[str, Any]) -> Answer:
+    """The answer of a process of its own, so that its peak memory is that of the steps.
+
+    Raises:
+        ConfigError: it failed or did not answer in time; the end of what it wrote is told.
+    """
+    command = [sys.executable, "-m", "agentlab.bench.agentic_step", json.dumps(question)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"The step did not end within {TIMEOUT_S:.0f} s.") from error
+    if done.returncode:
+        raise ConfigError(f"The step failed with status {done.returncode}: {done.stderr[-500:]}")
+    return Answer.of(json.loads(done.stdout.splitlines()[-1]))
+
+
+def question_of(shape: Mapping[str, Any], tokenizer: str, *, tool_s: float, steps: int) -> dict[str, Any]:
+    """32 episodes of 2 turns of 8 tokens each in every step."""
+    return {
+        "shape": dict(shape), "tokenizer": tokenizer, "system": SYSTEM, "prompts": list(PROMPTS),
+        "group_size": 8, "turns": 2, "new_tokens": 8, "observation": OBSERVATION, "tool_s": tool_s, "steps": steps,
+    }  # fmt: skip
+
+
+def step_rows(shape: Mapping[str, Any], *, steps: int, peers: Sequence[tuple[str, str]]) -> list[Row]:
+    """Our steps without and with tools that take half a second, and the same of peers, (name, its Python)."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        load_model(TOKENIZER_OF).tokenizer.save_pretrained(folder)
+        for tool_s, times in ((0.0, 4.0), (0.5, 6.0)):
+            question = question_of(shape, folder, tool_s=tool_s, steps=steps)
+            ours = ask_alone(question | {"tokenizer": TOKENIZER_OF})
+            rows += plain_rows(f"step, tools of {tool_s:g} s", ours, steps)
+            for name, python in peers:
+                theirs = Answer.of(ask_peer(name, python, question))
+                rows += plain_rows(f"{name}: step, tools of {tool_s:g} s", theirs, steps)
+                rows += compared(name, ours, theirs, tool_s, times)
+    return rows
+
+
+def plain_rows(what: str, found: Answer, steps: int) -> list[Row]:
+    """One library's figures."""
+    return [
+        Row(what, found.warm_s, unit="s"),
+        Row(f"{what}, sampled tokens", found.sampled_tokens / steps),
+        Row(f"{what}, peak memory", found.peak_bytes / 1e9, unit="GB"),
+    ]
+
+
+def compared(name: str, ours: Answer, theirs: Answer, tool_s: float, times: float) -> list[Row]:
+    """Ours against theirs."""
+    what = f"with tools of {tool_s:g} s"
+    return [
+        Row.at_least(f"{name} / ours, {what}", theirs.warm_s / ours.warm_s, times),
+        Row.at_most(f"peak memory, ours / {name}, {what}", ours.peak_bytes / theirs.peak_bytes, 0.5),
+    ]
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(answer(json.loads(sys.argv[1]))) + "\n")
