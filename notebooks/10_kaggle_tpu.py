@@ -82,9 +82,9 @@ qwen = replace(model.config, **sizes)
 print(plan(qwen, large, machine=kaggle, item_bytes=2))
 
 # %% [markdown]
-# **What this version does not do yet:** split a run as the plan says. In a learner engine and trainer take turns on one
-# device, on Kaggle, too, and `learner.plan` is the plan of that. Trainer and engine each work over several devices when
-# they are made by hand, which their tests show on simulated devices.
+# A learner does so by itself: `placement="auto"`, the default, splits the chips as the plan says, `engine_devices=2`
+# chooses how many of them sample, and `placement="colocated"` lets all of them do both in turns. `print(learner.plan)`
+# shows what a learner will do. The tests do it on eight simulated devices.
 
 # %% [markdown]
 # ## A run with checkpoints

@@ -12,8 +12,20 @@ from agentlab.platform.progress import bar
 from agentlab.rollout import evaluate
 
 
-def test_nothing_is_written_where_there_is_no_terminal_and_no_notebook(capsys, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_kernel(monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+
+
+def test_in_a_notebook_it_is_not_written_where_warnings_are(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with bar(3, "Loading weights") as shown:
+        shown.update(3)
+    written = capsys.readouterr()
+    assert written.err == "" and "3/3" in written.out
+
+
+def test_nothing_is_written_where_there_is_no_terminal_and_no_notebook(capsys):
     with bar(3, "Loading weights") as shown:
         shown.update(3)
     assert capsys.readouterr().err == ""

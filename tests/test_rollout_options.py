@@ -208,11 +208,14 @@ def test_a_run_evaluates_before_between_and_after_its_updates():
 
 
 def test_ten_tasks_in_batches_of_four_end_by_the_stated_rule():
-    learner = SimulatedLearner(0.0)
-    run = run_of(100, source=tasks(10), learner=learner, groups_per_step=4)
-    began = time.monotonic()
-    assert len(run.wait().metrics) == 3 and len(learner.consumed) == 10
-    assert time.monotonic() - began < 3.0
+    took_s = []
+    while not took_s or (min(took_s) >= 1.0 and len(took_s) < 3):  # others may keep the machine busy
+        learner = SimulatedLearner(0.0)
+        run = run_of(100, source=tasks(10), learner=learner, groups_per_step=4)
+        began = time.monotonic()
+        assert len(run.wait().metrics) == 3 and len(learner.consumed) == 10
+        took_s.append(time.monotonic() - began)
+    assert min(took_s) < 1.0
 
 
 def test_groups_beyond_the_need_are_kept_for_later_updates_as_long_as_they_are_fresh():

@@ -20,7 +20,9 @@ def bar(
     size_bytes: bool = False,
     visible: bool | None = None,
 ) -> Iterator[Any]:
-    """A tqdm bar on stderr; silent unless stderr is a terminal or a notebook, or while one of its kind is there.
+    """A tqdm bar; silent unless stderr is a terminal or this is a notebook, or while one of its kind is there.
+
+    A terminal has it on stderr; a notebook, where stderr looks like a warning, on stdout.
 
     Args:
         total: What counts as done; None if that is not known.
@@ -29,19 +31,25 @@ def bar(
         enabled: False never shows it.
         unit: Of the count.
         size_bytes: The count is in bytes: show it as MB.
-        visible: Whether somebody can see stderr; None finds out.
+        visible: Whether somebody can see it; None finds out.
     """
     from tqdm import tqdm
 
+    notebook = "ipykernel" in sys.modules
     if visible is None:
-        visible = sys.stderr.isatty() or "ipykernel" in sys.modules
+        visible = sys.stderr.isatty() or notebook
     kind = kind or label
     mine = enabled and visible and kind not in _shown
     if mine:
         _shown.add(kind)
     try:
         with tqdm(
-            total=total, desc=label, unit="B" if size_bytes else unit, unit_scale=size_bytes, disable=not mine
+            total=total,
+            desc=label,
+            unit="B" if size_bytes else unit,
+            unit_scale=size_bytes,
+            disable=not mine,
+            file=sys.stdout if notebook else sys.stderr,
         ) as made:
             yield made
     finally:

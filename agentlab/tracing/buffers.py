@@ -1,12 +1,14 @@
 """Bounded memory of spans and counters: one buffer per thread, which only that thread appends to."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 MAX_RECORDS = 262_144
 """Records kept over all threads, roughly 100 MB at most."""
 REBALANCE_EVERY = 4096
@@ -28,36 +30,50 @@ class Buffer:
         self.until_rebalance = REBALANCE_EVERY
         self.num_gone = 0
         """Records that are no longer here, all of them older than those that are."""
+        self._trims = 0
+        self._trimming = False
+        """Whether the owner is removing: then nobody can read."""
 
     def copy(self) -> tuple[int, list[Record]]:
         """(how many are gone, all that are here, oldest first); safe while the owner appends."""
-        while True:
-            gone = self.num_gone
-            try:
-                records = list(self.records)
-            except RuntimeError:  # the owner appended during the copy, possible only without a GIL
-                continue
-            if gone == self.num_gone:
-                return gone, records
+        return self._read(lambda gone: (gone, list(self.records)))
 
     def newer(self, count: int) -> tuple[int, list[Record]]:
         """(how many there were ever, those after the first `count` that are still here, oldest first)."""
-        while True:
-            gone = self.num_gone
-            try:
-                ever = gone + len(self.records)
-                fresh = list(islice(reversed(self.records), max(0, ever - count)))
-            except RuntimeError:  # as above
-                continue
-            if gone == self.num_gone:
-                return ever, fresh[::-1]
 
-    def take(self, count: int) -> list[Record]:
+        def read(gone: int) -> tuple[int, list[Record]]:
+            ever = gone + len(self.records)
+            return ever, list(islice(reversed(self.records), max(0, ever - count)))[::-1]
+
+        return self._read(read)
+
+    def oldest(self, count: int) -> list[Record]:
+        """The oldest ones; only for the owner, or when the owner has ended."""
+        return list(islice(self.records, count))
+
+    def drop(self, count: int) -> None:
         """Remove the oldest ones; only for the owner, or when the owner has ended."""
-        pop = self.records.popleft
-        taken = [pop() for _ in range(min(count, len(self.records)))]
-        self.num_gone += len(taken)
-        return taken
+        pop, ever = self.records.popleft, self.num_gone + len(self.records)
+        self._trimming = True
+        try:
+            for _ in range(count):
+                pop()
+        finally:  # an interrupt of the main thread may come at any pop
+            self.num_gone = ever - len(self.records)
+            self._trims += 1
+            self._trimming = False
+
+    def _read(self, read: Callable[[int], T]) -> T:
+        """`read(num_gone)` of a moment in which the owner removes nothing."""
+        while True:
+            before = self._trims
+            try:
+                found = read(self.num_gone)
+            except RuntimeError:  # the owner appended or removed meanwhile
+                continue
+            if before == self._trims and not self._trimming:
+                return found
+            time.sleep(0)
 
 
 @dataclass(frozen=True)
@@ -120,16 +136,18 @@ class Buffers:
     def _overflow(self, buffer: Buffer) -> None:
         excess = len(buffer.records) - buffer.limit
         if self.spill is None:
-            buffer.take(excess)
+            buffer.drop(excess)
         else:
             self._give_away(buffer, excess + min(MAX_CHUNK, buffer.limit // 2))
 
     def _give_away(self, buffer: Buffer, count: int) -> None:
         first = buffer.num_gone
         for start in range(0, count, MAX_CHUNK):
-            taken = buffer.take(min(MAX_CHUNK, count - start))
-            if taken and self.spill is not None:
-                self.spill(Overflow(buffer, first + start, taken))
+            leaving = buffer.oldest(min(MAX_CHUNK, count - start))
+            # Given away before it is gone from here, so that a reader finds it in one of the two places.
+            if leaving and self.spill is not None:
+                self.spill(Overflow(buffer, first + start, leaving))
+            buffer.drop(len(leaving))
 
     def _register(self) -> Buffer:
         buffer = self._local.buffer = Buffer(self.max_records)
