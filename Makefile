@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 FAST := AGENTLAB_FAST=1 HF_HUB_OFFLINE=1
 NBMAKE := --nbmake --nbmake-timeout=300 --timeout=600
 COLAB_VENV := .venv-colab
-COLAB_PYTHON ?= 3.13
+COLAB_PYTHON ?= python3.13
 COLAB_NOTEBOOKS := $(addprefix notebooks/,00_your_runtime.ipynb 02_agents_and_environments.ipynb 05_watch_and_diagnose.ipynb)
 VLLM_VENV := .venv-vllm
 VLLM_PYTHON ?= 3.11

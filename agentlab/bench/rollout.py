@@ -60,6 +60,7 @@ from agentlab.errors import ConfigError
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator
 from agentlab.run import Parts, Session
 from agentlab.tracing.buffers import MAX_RECORDS
+from agentlab.tracing.spans import Stage
 from agentlab.types import Action, EnvStepResult, Task
 
 TURNS = 4
@@ -219,10 +220,15 @@ async def bear(load: Load) -> list[Stretch]:
 
 
 def fill_trace(records: int) -> None:
-    """Bring the trace's bounded memory to its bound."""
-    for number in range(records):
-        now_ns = tracing.now_ns()
-        tracing.record("step", now_ns, now_ns, group=f"{number}:{number}", episode=number, turn=number)
+    """Bring the trace's bounded memory to its bound, with records as large as those of episodes."""
+    stages: tuple[Stage, ...] = ("agent", "step", "agent", "decode", "agent", "step", "agent")
+    for number in range(math.ceil(records / (len(stages) + 1))):
+        with tracing.tagged(group=f"{number}:{number}", episode=number):
+            now_ns = tracing.now_ns()
+            for stage in stages:
+                tracing.record(stage, now_ns, now_ns + number, turn=number)
+            times = {"queued_s": now_ns / 1e9, "prefill_s": now_ns / 2e9, "decode_s": now_ns / 3e9}
+            tracing.record("model_call", now_ns, now_ns + number, turn=number, tokens=number, prefilled=0, **times)
 
 
 def resident_mb() -> float:
