@@ -2,7 +2,7 @@
 
 One argument, JSON: {"tokenizer": folder, "shape": {...}, "system": text, "prompts": [...], "group_size": 8,
 "turns": 2, "new_tokens": 8, "observation": text, "tool_s": 0.5, "steps": 3}. Each step takes all prompts.
-One line of output, JSON: {"step_s": [...], "peak_bytes": ..., "sampled_tokens": ...}.
+One line of output, JSON: {"step_s": [...], "cpu_s": [...], "peak_bytes": ..., "sampled_tokens": ...}.
 
 The model has random weights, all of which are trained, in float32, by AdamW; sampling and training are on one
 device; the divergence has weight 0, so that no reference is computed. A model call samples `new_tokens` at most,
@@ -16,6 +16,7 @@ import json
 import resource
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 
@@ -23,11 +24,12 @@ class Times:
     """When each step ended."""
 
     def __init__(self) -> None:
-        self.ends = [time.perf_counter()]
+        self.wall_s, self.cpu_s = [time.perf_counter()], [time.process_time()]
         self.sampled = 0
 
-    def between(self) -> list[float]:
-        return [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
+    def step_ended(self) -> None:
+        self.wall_s.append(time.perf_counter())
+        self.cpu_s.append(time.process_time())
 
 
 def llama(shape: dict[str, Any]) -> Any:
@@ -179,11 +181,12 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
     def batches() -> Any:
         for _ in range(question["steps"]):
             yield {"prompts": np.asarray(question["prompts"])}
-            times.ends.append(time.perf_counter())
+            times.step_ended()
 
     learner.train(batches())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"step_s": times.between(), "peak_bytes": peak, "sampled_tokens": times.sampled}
+    step_s, cpu_s = ([after - before for before, after in pairwise(ends)] for ends in (times.wall_s, times.cpu_s))
+    return {"step_s": step_s, "cpu_s": cpu_s, "peak_bytes": peak, "sampled_tokens": times.sampled}
 
 
 if __name__ == "__main__":
