@@ -1,5 +1,6 @@
 """The only room that lets one thread speak to another; with `tracing`, the only one that knows threads."""
 
+from agentlab.concurrency.ahead import ahead
 from agentlab.concurrency.collector import calm_collector
 from agentlab.concurrency.crossings import BEAT_S, Closed, Inbox, Reply, as_error, first_error, post, run_thread
 from agentlab.concurrency.limited import GivenUp, LimitedCalls
@@ -18,6 +19,7 @@ __all__ = [
     "VirtualClockLoop",
     "WorkerCall",
     "WorkerPool",
+    "ahead",
     "as_error",
     "calm_collector",
     "first_error",

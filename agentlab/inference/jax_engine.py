@@ -253,7 +253,7 @@ class JaxEngine(Engine):
             self._serving = False
 
     def _warm_up(self, inbox: Inbox[Item]) -> None:
-        """Compile what is asked for before the first request, and end between two programs when serving ends."""
+        """Compile what is asked for before the first request, and end after some program when serving ends."""
         if not self._warm_up_first or self._runner.warm:
             return
         for _ in self._runner.warm_up():

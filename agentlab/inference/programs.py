@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from agentlab.inference.attention import (
     AttentionOptions,
@@ -73,10 +73,16 @@ class DecodeRows(NamedTuple):
 
 def empty_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, device: Any = None) -> Cache:
     """A cache of zeros, on a device or laid out on several."""
+    shapes = abstract_cache(config, num_slots, length, dtype, device=device)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=device), shapes)
+
+
+def abstract_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, device: Any = None) -> Cache:
+    """The shapes of such a cache, as it will lie."""
     shape = (num_slots, config.num_kv_heads, length, config.head_dim)
-    layers = range(config.num_layers)
-    zeros = functools.partial(jnp.zeros, shape, dtype, device=device)
-    return Cache(tuple(zeros() for _ in layers), tuple(zeros() for _ in layers))
+    place = SingleDeviceSharding(device) if isinstance(device, jax.Device) else device
+    layers = (jax.ShapeDtypeStruct(shape, dtype, sharding=place),) * config.num_layers
+    return Cache(layers, layers)
 
 
 @functools.cache
@@ -239,7 +245,10 @@ def _traced() -> None:
 
 def _decoder(config: DecoderConfig, weights: tuple[jax.Array, ...]) -> Decoder:
     arrays = dict(zip(parameter_paths(config), weights, strict=True))
-    return nnx.merge(decoder_structure(config), with_arrays(abstract_params(config), arrays))
+    return nnx.merge(decoder_structure(config), with_arrays(_abstract(config), arrays))
+
+
+_abstract = functools.cache(abstract_params)
 
 
 def _read(cache: Cache, slot: jax.Array, context: int) -> Cache:
@@ -249,18 +258,19 @@ def _read(cache: Cache, slot: jax.Array, context: int) -> Cache:
 
 def _read_rows(cache: Cache, past: Cache, rows: DecodeRows) -> Cache:
     """The past with its stale rows read from their slots, as far as a row reaches."""
-    _, heads, length, size = past.k[0].shape
 
     def body(at: jax.Array, past: Cache) -> Cache:
         row = rows.stale[at]
-
-        def put(out: jax.Array, x: jax.Array) -> jax.Array:
-            block = jax.lax.dynamic_slice(x, (rows.slot[row], 0, 0, 0), (1, heads, length, size))
-            return jax.lax.dynamic_update_index_in_dim(out, block, row, axis=0)
-
-        return jax.tree.map(put, past, cache)
+        return jax.tree.map(lambda out, x: _read_row(out, x, row, rows.slot[row]), past, cache)
 
     return jax.lax.fori_loop(0, rows.num_stale, body, past)
+
+
+@jax.jit  # so that it is traced once, not for each array of the cache
+def _read_row(out: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
+    """Row `row` of `out` [B, Hkv, context, Dh] taken from a slot of `x`."""
+    block = jax.lax.dynamic_slice(x, (slot, 0, 0, 0), (1, *out.shape[1:]))
+    return jax.lax.dynamic_update_index_in_dim(out, block, row, axis=0)
 
 
 def _write(cache: Cache, new: Cache, real: jax.Array, slot: jax.Array, start: jax.Array, num_real: jax.Array) -> Cache:
@@ -268,20 +278,22 @@ def _write(cache: Cache, new: Cache, real: jax.Array, slot: jax.Array, start: ja
 
     What lies behind a slot's end is dropped, and what is in front of `start` stays as it is.
     """
-    length, size = cache.k[0].shape[2], new.k[0].shape[2]
 
     def body(at: jax.Array, cache: Cache) -> Cache:
         row = real[at]
-        begin = jnp.minimum(start[row], length - size)
-        shift = start[row] - begin
-        fits = jnp.arange(size)[:, None] >= shift
-
-        def put(x: jax.Array, new: jax.Array) -> jax.Array:
-            place = (slot[row], 0, begin, 0)
-            block = jnp.roll(jax.lax.dynamic_index_in_dim(new, row).astype(x.dtype), shift, axis=2)
-            old = jax.lax.dynamic_slice(x, place, block.shape)
-            return jax.lax.dynamic_update_slice(x, jnp.where(fits, block, old), place)
-
-        return jax.tree.map(put, cache, new)
+        return jax.tree.map(lambda x, new: _write_row(x, new, row, slot[row], start[row]), cache, new)
 
     return jax.lax.fori_loop(0, num_real, body, cache)
+
+
+@jax.jit  # so that it is traced once, not for each array of the cache
+def _write_row(x: jax.Array, new: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array) -> jax.Array:
+    """Slot `slot` of `x` [slots, Hkv, length, Dh] with row `row` of `new` [B, Hkv, T, Dh] put at `start`."""
+    length, size = x.shape[2], new.shape[2]
+    begin = jnp.minimum(start, length - size)
+    shift = start - begin
+    fits = jnp.arange(size)[:, None] >= shift
+    place = (slot, 0, begin, 0)
+    block = jnp.roll(jax.lax.dynamic_index_in_dim(new, row).astype(x.dtype), shift, axis=2)
+    old = jax.lax.dynamic_slice(x, place, block.shape)
+    return jax.lax.dynamic_update_slice(x, jnp.where(fits, block, old), place)

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Lowered
 
+from agentlab.concurrency import ahead
 from agentlab.errors import ConfigError
 from agentlab.inference import programs
 from agentlab.inference.attention import Kernel, kernel_length
@@ -84,8 +86,8 @@ class Runner:
         self._layout = cache_layout(model.config, mesh)
         self._device = self._layout or next(iter(first.devices()))
         self._weights = self._placed(model.params)
-        length = kernel_length(tokens_per_slot, kernel)
-        self._cache = programs.empty_cache(model.config, num_slots, length, first.dtype, device=self._device)
+        self._length = kernel_length(tokens_per_slot, kernel)
+        self._cache = programs.empty_cache(model.config, num_slots, self._length, first.dtype, device=self._device)
         self._past: Cache | None = None
         self._past_size = (0, 0)
         self._seats = Seats()
@@ -215,7 +217,7 @@ class Runner:
         A past of another size forgets all that its rows have read. There is none where decode is in place.
         """
         in_place = self._in_place(rows)
-        context = self._cache.k[0].shape[2] if in_place else self._shapes.context_for(length)
+        context = self._length if in_place else self._shapes.context_for(length)
         if self._past_size != (rows, context):
             self._past, self._past_size = None, (rows, context)
             self._seats.clear(rows)
@@ -237,15 +239,17 @@ class Runner:
     # -- programs ---------------------------------------------------------------------------------
 
     def warm_up(self) -> Iterator[Program]:
-        """Compile all declared programs, one for each step of the iterator; gives those that are next.
+        """Compile all declared programs, some at once; gives each when it is compiled.
 
-        Nothing is written to the cache: all rows are padding. Compilations after it are faults.
+        None of them is run; only what holds the pasts is made once. Compilations after it are faults.
         """
-        for program, run in self._declared():
-            yield program
-            with span("compile", program=" ".join(map(str, program))):
-                run()
-            self.num_compiled += 1
+        declared = list(self._declared())
+        with ahead([functools.partial(_compiled, *one) for one in declared], name="agentlab-compile") as compiled:
+            for (program, _), _ in zip(declared, compiled, strict=True):
+                if program[0] == "decode":
+                    self._make_room(*program[1:])
+                self.num_compiled += 1
+                yield program
         self._past, self._past_size = None, (0, 0)
         self.warm = True
 
@@ -254,25 +258,35 @@ class Runner:
         """How many programs `warm_up` compiles."""
         return len(list(self._declared()))
 
-    def _declared(self) -> Iterator[tuple[Program, Callable[[], Any]]]:
-        nothing = np.int32(0)
-        none = _column([], self._num_slots, 0)
-        yield ("copy", self._num_slots), lambda: self._copy(none, none, 0)
-        for rows in self._shapes.decode_rows:
-            contexts = (self._cache.k[0].shape[2],) if self._in_place(rows) else self._shapes.contexts
-            for context in contexts:
-                yield ("decode", rows, context), functools.partial(self._decode_nothing, rows, context)
-        for (rows, chunk), context in itertools.product(self._shapes.prefill, self._shapes.prefill_contexts):
-            zeros, ones = _column([], rows, 0), _column([], rows, 1)
-            filled = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, nothing)
-            yield (
-                ("prefill", rows, chunk, context),
-                functools.partial(self._prefill, filled, _sampling([], [], rows), context),
-            )
+    def _declared(self) -> Iterator[tuple[Program, Callable[[], Lowered]]]:
+        """The programs, each with what traces it for the arguments that it will have."""
+        nothing, slots = np.int32(0), self._num_slots
+        none = _column([], slots, 0)
+        cache = self._abstract_cache(slots, self._length)
+        shared: dict[str, Any] = {"config": self._config, "layout": self._layout}
+        yield ("copy", slots), lambda: programs.copy.lower(cache, none, none, nothing, layout=self._layout)
 
-    def _decode_nothing(self, rows: int, context: int) -> None:
-        self._make_room(rows, context)
-        self._decode(self._decode_rows([], [], [], [], rows), _sampling([], [], rows), 1)
+        def decode(rows: int, context: int) -> Lowered:
+            past = None if self._in_place(rows) else self._abstract_cache(rows, context)
+            filled = self._decode_rows([], [], [], [], rows), _sampling([], [], rows), nothing
+            sizes: dict[str, Any] = {"max_steps": self._max_dispatch, "kernel": self._kernel}
+            return programs.decode.lower(self._weights, cache, past, *filled, **shared, **sizes)
+
+        def prefill(rows: int, chunk: int, context: int) -> Lowered:
+            zeros, ones = _column([], rows, 0), _column([], rows, 1)
+            batch = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, nothing)
+            filled = batch, _sampling([], [], rows)
+            return programs.prefill.lower(self._weights, cache, *filled, **shared, context=context)
+
+        for rows in self._shapes.decode_rows:
+            for context in (self._length,) if self._in_place(rows) else self._shapes.contexts:
+                yield ("decode", rows, context), functools.partial(decode, rows, context)
+        for size, context in itertools.product(self._shapes.prefill, self._shapes.prefill_contexts):
+            yield ("prefill", *size, context), functools.partial(prefill, *size, context)
+
+    def _abstract_cache(self, num_slots: int, length: int) -> Cache:
+        dtype = self._cache.k[0].dtype
+        return programs.abstract_cache(self._config, num_slots, length, dtype, device=self._device)
 
     def _copy(self, source: np.ndarray, target: np.ndarray, num_copies: int) -> None:
         with self._watched("copy", len(source)):
@@ -322,6 +336,12 @@ class Runner:
             self._compiled = " ".join(map(str, program))
             self.compilations += self.warm or program in self._seen
         self._seen.add(program)
+
+
+def _compiled(program: Program, lower: Callable[[], Lowered]) -> None:
+    """Trace and compile a program, where later calls find it."""
+    with span("compile", program=" ".join(map(str, program))):
+        lower().compile()
 
 
 def weight_places(model: Model, mesh: Mesh | None) -> tuple[Any, ...]:
