@@ -1,15 +1,21 @@
 """The bench of the engine: its bare loop is the model, and peers answer through one line of JSON."""
 
+import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agentlab.bench import peers
+from agentlab.bench import engine_load, peers
+from agentlab.bench.engine import by_turns, sections
+from agentlab.bench.engine_load import Conversations, play_episodes
 from agentlab.errors import ConfigError
-from agentlab.inference import bare
+from agentlab.inference import JaxEngine, bare
+from agentlab.inference.shapes import PrefillSize, Shapes
 from agentlab.models import tiny_model
 from agentlab.models.attention import attend
 
@@ -30,8 +36,10 @@ def test_the_bare_pass_computes_what_the_model_does():
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_the_bare_loop_runs_in_either_layout_and_tells_seconds(rows):
-    assert bare.decode_loop(tiny_model(seed=0), rows, 16)() > 0
+def test_the_bare_loop_is_the_fastest_of_its_layouts_and_tells_seconds(rows):
+    layout, loop = bare.best_decode_loop(tiny_model(seed=0), rows, 16, tries=1)
+    assert layout in bare.layouts_for(rows)
+    assert loop() > 0
 
 
 def test_a_peer_is_a_script_that_answers_with_one_line(tmp_path, monkeypatch):
@@ -49,5 +57,47 @@ def test_a_peer_is_a_script_that_answers_with_one_line(tmp_path, monkeypatch):
         peers.parse_peer("echo=/nowhere/python")
 
 
-def test_the_script_of_transformers_is_there():
-    assert "transformers" in peers.SCRIPTS
+def test_the_scripts_of_the_peers_are_there():
+    assert {"transformers", "vllm", "tunix_episodes"} <= set(peers.SCRIPTS)
+
+
+def test_each_side_goes_first_in_every_other_round():
+    called: list[str] = []
+
+    def side(name: str, seconds: float) -> Callable[[], float]:
+        def timed() -> float:
+            called.append(name)
+            return seconds
+
+        return timed
+
+    assert by_turns(side("bare", 1.0), side("engine", 2.0), 3) == [(1.0, 2.0)] * 3
+    assert called == ["bare", "engine", "engine", "bare", "bare", "engine"]
+
+
+def test_sections_are_chosen_by_name():
+    assert sections("decode,swap") == ["decode", "swap"]
+    with pytest.raises(argparse.ArgumentTypeError, match="no section 'decod'.*decode"):
+        sections("decod")
+
+
+SHAPES = Shapes(decode_rows=(3,), prefill=(PrefillSize(3, 16),), contexts=(64,), prefill_contexts=(64,))
+
+
+def test_conversations_of_the_bench_prefill_once_and_then_decode_alone():
+    engine = JaxEngine(tiny_model(seed=0, vocab_size=40_000), num_slots=3, tokens_per_slot=64, shapes=SHAPES)
+    conversations = Conversations(engine, 3, 16)
+    prefilled = engine.stats().tokens_prefilled
+    assert prefilled == 3 * 16
+    assert conversations.take(4) > 0 and conversations.take(4) > 0
+    assert engine.stats().tokens_prefilled <= prefilled + 3 * 2
+    sampled = engine.stats().tokens_sampled
+    assert 3 < sampled <= 3 * (1 + 4 + 4)
+
+
+def test_episodes_of_the_bench_prefill_what_they_share_once():
+    shapes = replace(SHAPES, contexts=(256,), prefill_contexts=(256,))
+    engine = JaxEngine(tiny_model(seed=0, vocab_size=40_000), num_slots=3, tokens_per_slot=256, shapes=shapes)
+    assert play_episodes(engine, 2, "a") > 0
+    new = engine_load.SHARED + 2 * engine_load.OWN + 2 * 2 * (engine_load.OBSERVATION + 1)
+    assert engine.stats().tokens_prefilled <= 1.05 * new

@@ -9,7 +9,7 @@ import weakref
 import anyio
 import pytest
 
-from agentlab.concurrency import Closed, Inbox, LoopThread, Reply, WorkerPool, calm_collector, run_thread
+from agentlab.concurrency import Closed, Inbox, LoopThread, Reply, WorkerPool, ahead, calm_collector, run_thread
 from agentlab.errors import RunEnded
 
 
@@ -160,6 +160,32 @@ def test_a_call_that_must_not_wait_takes_a_worker_beyond_the_bound():
         pool.close()
 
     asyncio.run(main())
+
+
+def test_jobs_run_ahead_give_their_results_in_order_and_their_errors_where_they_are_read():
+    def fail() -> int:
+        raise ValueError("the second one")
+
+    with ahead([lambda: 1, fail, lambda: 3], name="jobs") as results:
+        assert next(results) == 1
+        with pytest.raises(ValueError, match="the second one"):
+            next(results)
+        assert list(results) == [3]
+    with ahead([], name="jobs") as nothing:
+        assert list(nothing) == []
+
+
+def test_leaving_early_drops_the_jobs_that_have_not_begun():
+    begun, go_on, count = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    with ahead([first, *[lambda: count.append(1)] * 50], name="jobs", most=1):
+        assert begun.wait(10)
+    go_on.set()
+    assert not count
 
 
 def test_the_collector_is_calmed_for_a_while_also_when_nested_and_left_as_it_was():

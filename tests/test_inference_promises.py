@@ -1,5 +1,6 @@
 """What the engine promises a run: nothing compiled later, nothing lost in a swap, quick aborts, clean sharing."""
 
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from agentlab.errors import EngineError
+from agentlab.inference import programs
 from agentlab.inference.jax_engine import JaxEngine
 from agentlab.inference.shapes import PrefillSize, Shapes
 from agentlab.models import tiny_model
@@ -124,6 +126,36 @@ def test_serving_can_be_ended_while_it_warms_up():
 
     anyio.run(main)
     assert serve(engine, lambda: engine.generate(ask("b", (5, 6, 7)))).tokens
+
+
+def test_a_new_serve_waits_for_the_last_dispatch_of_the_one_before(monkeypatch):
+    engine, entered, go_on = new_engine(), threading.Event(), threading.Event()
+    prefill = programs.prefill
+
+    def held(*arguments: Any, **options: Any) -> Any:
+        entered.set()
+        go_on.wait(30)
+        return prefill(*arguments, **options)
+
+    async def abandoned() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.serve)
+            group.start_soon(engine.generate, ask("a", (5, 6, 7)))
+            await anyio.to_thread.run_sync(entered.wait)
+            group.cancel_scope.cancel()
+
+    async def following() -> Completion:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.serve)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+            completion = await engine.generate(ask("b", (5, 6, 7)))
+            group.cancel_scope.cancel()
+        return completion
+
+    monkeypatch.setattr(programs, "prefill", held)
+    anyio.run(abandoned)
+    assert anyio.run(following).tokens
 
 
 def test_after_a_big_change_under_a_running_request_the_next_one_equals_a_cold_engines():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agentlab.inference.scheduler import Generation, Plan, Scheduler, common_prefix
 from agentlab.inference.scripted import ByteTokenizer
-from agentlab.inference.shapes import PrefillSize, Shapes
+from agentlab.inference.shapes import PrefillSize, Shapes, default_shapes
 from agentlab.types import GenerationRequest, SamplingParams
 
 SHAPES = Shapes(
@@ -174,3 +174,9 @@ def check(scheduler: Scheduler, plan: Plan) -> None:
     targets = [copy.target for copy in plan.copies]
     assert len(set(targets)) == len(targets)
     assert not {copy.source for copy in plan.copies} & set(targets[:1]) or len(targets) == 1
+
+
+def test_a_row_alone_has_one_program_and_more_rows_the_smallest_context_that_holds_them():
+    shapes = default_shapes(32, 512, 64)
+    assert [(rows, shapes.contexts_for(rows)) for rows in shapes.decode_rows[:-1]] == [(1, (512,)), (8, (256, 512))]
+    assert [shapes.context_for(1, 10), shapes.context_for(8, 256), shapes.context_for(8, 257)] == [512, 256, 512]

@@ -103,7 +103,7 @@ def attend_decode(
 
 
 def _appended(kept: jax.Array, x: jax.Array, at: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(kept, by_head(x), at, axis=2)
+    return jax.lax.dynamic_update_slice(kept, by_head(x), (0, 0, at, 0), allow_negative_indices=False)
 
 
 def _written(cache: jax.Array, x: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 
 from agentlab.inference.attention import attend_cached
 from agentlab.models import Model
-from agentlab.models.decoder import FEW_ROWS, rotary_frequencies
+from agentlab.models.decoder import FEW_ROWS, project, rotary_frequencies
 from agentlab.models.tree import flat_arrays
 
 EPS = 1e-5
@@ -32,11 +32,31 @@ def weights_of(model: Model) -> Weights:
     return flat[("embed_tokens",)], flat[("norm", "weight")], tuple(layers)
 
 
-def decode_loop(model: Model, rows: int, context: int) -> Callable[[], float]:
+Layout = Literal["rows", "columns", "turned"]
+"""How a loop multiplies a weight [out, in] with its activations: rows [B, in] from the right; columns [in, B], which
+the whole stream is then; or rows that are turned into columns for each product, as `Decoder` does for a few rows."""
+
+
+def layouts_for(rows: int) -> tuple[Layout, ...]:
+    """Those that may be the fastest: which one is depends on the processor."""
+    return ("rows", "columns") if not 1 < rows <= FEW_ROWS else ("rows", "columns", "turned")
+
+
+def best_decode_loop(model: Model, rows: int, context: int, *, tries: int = 3) -> tuple[Layout, Callable[[], float]]:
+    """The loop of the layout that was fastest in a few tries by turns."""
+    loops = {layout: decode_loop(model, rows, context, layout) for layout in layouts_for(rows)}
+    fastest = dict.fromkeys(loops, float("inf"))
+    for _ in range(tries):
+        for layout, loop in loops.items():
+            fastest[layout] = min(fastest[layout], loop())
+    best = min(fastest, key=lambda layout: fastest[layout])
+    return best, loops[best]
+
+
+def decode_loop(model: Model, rows: int, context: int, layout: Layout) -> Callable[[], float]:
     """A greedy decode of some rows over a cache of `context` tokens each; a call gives the seconds of one step.
 
-    One program of `STEPS` steps, whose matrix products have the activations as columns where that is
-    faster on XLA's CPU client. No stop tokens, no bookkeeping.
+    One program of `STEPS` steps. No stop tokens, no bookkeeping.
     """
     config, weights = model.config, weights_of(model)
     rng = np.random.default_rng(0)
@@ -47,7 +67,7 @@ def decode_loop(model: Model, rows: int, context: int) -> Callable[[], float]:
     token = jnp.arange(rows, dtype=jnp.int32) + 5
     start = jnp.full(rows, context - STEPS, jnp.int32)
     program = functools.partial(_decode, weights, past, start, heads=(config.num_heads, config.num_kv_heads))
-    program = functools.partial(program, frequencies=tuple(rotary_frequencies(config).tolist()))
+    program = functools.partial(program, frequencies=tuple(rotary_frequencies(config).tolist()), layout=layout)
     jax.block_until_ready(program(token))
 
     def timed() -> float:
@@ -58,34 +78,39 @@ def decode_loop(model: Model, rows: int, context: int) -> Callable[[], float]:
     return timed
 
 
-@functools.partial(jax.jit, static_argnames=("heads", "frequencies"))
-def _decode(weights: Weights, past: Any, start: jax.Array, token: jax.Array, *, heads: Any, frequencies: Any) -> Any:
+@functools.partial(jax.jit, static_argnames=("heads", "frequencies", "layout"))
+def _decode(
+    weights: Weights, past: Any, start: jax.Array, token: jax.Array, *, heads: Any, frequencies: Any, layout: Layout
+) -> Any:
     table, last_norm, layers = weights
     rows, (kv_heads, _, size) = len(token), past[0][0].shape[1:]
     empty = jnp.zeros((rows, kv_heads, STEPS, size), table.dtype)
+    columns = layout == "columns"
 
     def step(at: jax.Array, state: Any) -> Any:
         token, new, logprobs = state
         angles = (start + at)[:, None, None] * jnp.asarray(frequencies, jnp.float32)
-        x = _turned(table[token], rows)
+        x = _turned(table[token], columns)
         kept = []
         for layer, old, fresh in zip(layers, past, new, strict=True):
-            x, fresh = _layer(layer, x, angles, old, fresh, start, at, heads=heads)
+            x, fresh = _layer(layer, x, angles, old, fresh, start, at, heads=heads, layout=layout)
             kept.append(fresh)
-        logits = _product(table, _normed(x, rows) * _turned(last_norm[None], rows), rows)
-        axis = 0 if _in_columns(rows) else 1
+        logits = _product(table, _normed(x, columns) * _turned(last_norm[None], columns), layout)
+        axis = 0 if columns else 1
         token = jnp.argmax(logits, axis=axis).astype(jnp.int32)
         return token, tuple(kept), logprobs + jnp.max(logits, axis=axis) - jax.nn.logsumexp(logits, axis=axis)
 
     return jax.lax.fori_loop(0, STEPS, step, (token, ((empty, empty),) * len(layers), jnp.zeros(rows)))
 
 
-@functools.partial(jax.jit, static_argnames=("heads",))
-def _layer(layer: Any, x: Any, angles: Any, old: Any, fresh: Any, start: Any, at: Any, *, heads: Any) -> Any:
-    rows = len(start)
+@functools.partial(jax.jit, static_argnames=("heads", "layout"))
+def _layer(
+    layer: Any, x: Any, angles: Any, old: Any, fresh: Any, start: Any, at: Any, *, heads: Any, layout: Layout
+) -> Any:
+    rows, columns = len(start), layout == "columns"
     num_heads, num_kv_heads = heads
-    h = _normed(x, rows) * _turned(layer["input_layernorm"][None], rows)
-    q, k, v = (_turned(_product(layer[name], h, rows), rows) for name in ("q_proj", "k_proj", "v_proj"))
+    h = _normed(x, columns) * _turned(layer["input_layernorm"][None], columns)
+    q, k, v = (_turned(_product(layer[name], h, layout), columns) for name in ("q_proj", "k_proj", "v_proj"))
     q, k = _rotated(q.reshape(rows, num_heads, -1), angles), _rotated(k.reshape(rows, num_kv_heads, -1), angles)
     fresh = tuple(
         jax.lax.dynamic_update_slice_in_dim(buffer, value.reshape(rows, num_kv_heads, 1, -1), at, axis=2)
@@ -93,28 +118,26 @@ def _layer(layer: Any, x: Any, angles: Any, old: Any, fresh: Any, start: Any, at
     )
     scale = q.shape[-1] ** -0.5
     mixed = attend_cached(q[:, None], old, fresh, start, at[None], scale=scale, soft_cap=None, window=None)
-    x = x + _product(layer["o_proj"], _turned(mixed.reshape(rows, -1), rows), rows)
-    h = _normed(x, rows) * _turned(layer["post_attention_layernorm"][None], rows)
-    gated = jax.nn.silu(_product(layer["gate_proj"], h, rows)) * _product(layer["up_proj"], h, rows)
-    return x + _product(layer["down_proj"], gated, rows), fresh
+    x = x + _product(layer["o_proj"], _turned(mixed.reshape(rows, -1), columns), layout)
+    h = _normed(x, columns) * _turned(layer["post_attention_layernorm"][None], columns)
+    gated = jax.nn.silu(_product(layer["gate_proj"], h, layout)) * _product(layer["up_proj"], h, layout)
+    return x + _product(layer["down_proj"], gated, layout), fresh
 
 
-def _product(weight: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    return weight @ x if _in_columns(rows) else jnp.einsum("bi,oi->bo", x, weight)
+def _product(weight: jax.Array, x: jax.Array, layout: Layout) -> jax.Array:
+    """A weight [out, in] times activations in their layout."""
+    if layout == "columns":
+        return weight @ x
+    return project(x, weight) if layout == "turned" else jnp.einsum("bi,oi->bo", x, weight)
 
 
-def _in_columns(rows: int) -> bool:
-    """Whether the activations are columns [D, B], the faster way for a few rows; else rows [B, D]."""
-    return 1 < rows <= FEW_ROWS
+def _turned(x: jax.Array, columns: bool) -> jax.Array:
+    """Rows [B, D] to columns [D, B] and back where the stream is columns."""
+    return x.T if columns else x
 
 
-def _turned(x: jax.Array, rows: int) -> jax.Array:
-    """Rows [B, D] to columns [D, B] and back, or neither."""
-    return x.T if _in_columns(rows) else x
-
-
-def _normed(x: jax.Array, rows: int) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=0 if _in_columns(rows) else 1, keepdims=True) + EPS)
+def _normed(x: jax.Array, columns: bool) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=0 if columns else 1, keepdims=True) + EPS)
 
 
 def _rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -178,6 +201,11 @@ def _heads_of(heads: tuple[int, int]) -> tuple[tuple[str, int], ...]:
 
 def _normed_rows(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPS)
+
+
+def copied(params: Any) -> Any:
+    """The same parameters in arrays of their own, as an update makes them."""
+    return jax.block_until_ready(jax.tree.map(jnp.copy, params))
 
 
 def memory_rate(repeats: int = 5) -> float:

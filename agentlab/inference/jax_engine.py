@@ -90,6 +90,9 @@ class JaxEngine(Engine):
         ConfigError: an option is impossible, or the memory does not hold the cache.
     """
 
+    _heir: Reply[None] | None = None
+    """Told when the thread has left: the next serve waits for it, if it came too early."""
+
     def __init__(
         self,
         model: Model,
@@ -176,9 +179,8 @@ class JaxEngine(Engine):
         """See `Engine.serve`. Having been cancelled, it can be called again."""
         if self._error is not None:
             raise self._ended()
-        with anyio.move_on_after(LAST_DISPATCH_S):  # the thread of a serve that was cancelled may still be in it
-            while self._ending and self._serving:
-                await anyio.sleep(0.02)
+        if self._ending:
+            await self._predecessor()
         if self._serving:
             raise EngineError("The engine is serving already; it has one thread.")
         self._serving, self._ending = True, False
@@ -188,6 +190,14 @@ class JaxEngine(Engine):
             self._ending = True
             if self._error is None:
                 self._inbox = Inbox()
+
+    async def _predecessor(self) -> None:
+        """Wait for the thread of a serve that was cancelled: it may still be in its last dispatch."""
+        left: Reply[None] = Reply()
+        self._heir = left  # before the look at `_serving`: the thread that leaves looks here after that is False
+        if self._serving:
+            with anyio.move_on_after(LAST_DISPATCH_S):
+                await left.wait()
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """See `Engine.generate`."""
@@ -251,6 +261,8 @@ class JaxEngine(Engine):
         finally:
             self._leave(inbox)
             self._serving = False
+            if self._heir is not None:
+                self._heir.set(None)
 
     def _warm_up(self, inbox: Inbox[Item]) -> None:
         """Compile what is asked for before the first request, and end after some program when serving ends."""

@@ -269,8 +269,8 @@ def _read_rows(cache: Cache, past: Cache, rows: DecodeRows) -> Cache:
 @jax.jit  # so that it is traced once, not for each array of the cache
 def _read_row(out: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
     """Row `row` of `out` [B, Hkv, context, Dh] taken from a slot of `x`."""
-    block = jax.lax.dynamic_slice(x, (slot, 0, 0, 0), (1, *out.shape[1:]))
-    return jax.lax.dynamic_update_index_in_dim(out, block, row, axis=0)
+    block = _slice(x, (slot, 0, 0, 0), (1, *out.shape[1:]))
+    return _put(out, block, (row, 0, 0, 0))
 
 
 def _write(cache: Cache, new: Cache, real: jax.Array, slot: jax.Array, start: jax.Array, num_real: jax.Array) -> Cache:
@@ -292,8 +292,13 @@ def _write_row(x: jax.Array, new: jax.Array, row: jax.Array, slot: jax.Array, st
     length, size = x.shape[2], new.shape[2]
     begin = jnp.minimum(start, length - size)
     shift = start - begin
-    fits = jnp.arange(size)[:, None] >= shift
+    block = _slice(new, (row, 0, 0, 0), (1, *new.shape[1:])).astype(x.dtype)
+    shifted = _slice(jnp.pad(block, ((0, 0), (0, 0), (size, 0), (0, 0))), (0, 0, size - shift, 0), block.shape)
     place = (slot, 0, begin, 0)
-    block = jnp.roll(jax.lax.dynamic_index_in_dim(new, row).astype(x.dtype), shift, axis=2)
-    old = jax.lax.dynamic_slice(x, place, block.shape)
-    return jax.lax.dynamic_update_slice(x, jnp.where(fits, block, old), place)
+    fits = jnp.arange(size)[:, None] >= shift
+    return _put(x, jnp.where(fits, shifted, _slice(x, place, block.shape)), place)
+
+
+# No index is negative: without their correction a program is compiled in two thirds of the time.
+_slice = functools.partial(jax.lax.dynamic_slice, allow_negative_indices=False)
+_put = functools.partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)

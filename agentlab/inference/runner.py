@@ -217,7 +217,7 @@ class Runner:
         A past of another size forgets all that its rows have read. There is none where decode is in place.
         """
         in_place = self._in_place(rows)
-        context = self._length if in_place else self._shapes.context_for(length)
+        context = self._length if in_place else self._shapes.context_for(rows, length)
         if self._past_size != (rows, context):
             self._past, self._past_size = None, (rows, context)
             self._seats.clear(rows)
@@ -279,7 +279,7 @@ class Runner:
             return programs.prefill.lower(self._weights, cache, *filled, **shared, context=context)
 
         for rows in self._shapes.decode_rows:
-            for context in (self._length,) if self._in_place(rows) else self._shapes.contexts:
+            for context in (self._length,) if self._in_place(rows) else self._shapes.contexts_for(rows):
                 yield ("decode", rows, context), functools.partial(decode, rows, context)
         for size, context in itertools.product(self._shapes.prefill, self._shapes.prefill_contexts):
             yield ("prefill", *size, context), functools.partial(prefill, *size, context)

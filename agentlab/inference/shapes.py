@@ -21,11 +21,12 @@ class PrefillSize(NamedTuple):
 class Shapes:
     """The declared sizes. Every batch is padded to the smallest that holds it."""
 
-    decode_rows: tuple[int, ...] = (1, 8, 16, 32)
+    decode_rows: tuple[int, ...] = (1, 8, 32)
     """Sequences of one decode; the largest holds all slots."""
-    prefill: tuple[PrefillSize, ...] = (PrefillSize(1, 64), PrefillSize(8, 16), PrefillSize(8, 64))
+    prefill: tuple[PrefillSize, ...] = (PrefillSize(1, 64), PrefillSize(8, 16), PrefillSize(8, 64), PrefillSize(32, 16))
     contexts: tuple[int, ...] = (256, 512)
-    """Cached tokens that a decode reads; the largest holds a slot."""
+    """Cached tokens that a decode reads; the largest holds a slot. One row alone always reads that: it is little
+    beside the weights, and a program less."""
     prefill_contexts: tuple[int, ...] = (512,)
     """Cached tokens that a prefill reads; the largest holds a slot."""
 
@@ -62,9 +63,13 @@ class Shapes:
         """The smallest declared number of rows of this chunk size that holds `count` sequences."""
         return min(size.rows for size in self.prefill if size.chunk == chunk and size.rows >= count)
 
-    def context_for(self, length: int) -> int:
-        """The smallest declared context of a decode that holds `length` cached tokens."""
-        return min(context for context in self.contexts if context >= length)
+    def contexts_for(self, rows: int) -> tuple[int, ...]:
+        """The contexts of a decode of so many rows."""
+        return self.contexts if rows > 1 else (max(self.contexts),)
+
+    def context_for(self, rows: int, length: int) -> int:
+        """The smallest of them that holds `length` cached tokens."""
+        return min(context for context in self.contexts_for(rows) if context >= length)
 
     def prefill_context_for(self, length: int) -> int:
         """The same for a prefill."""
@@ -83,9 +88,9 @@ class Shapes:
 def default_shapes(num_slots: int, tokens_per_slot: int, chunk: int) -> Shapes:
     """Few enough to be compiled in a minute, close enough that little is padding."""
     chunk = min(chunk, tokens_per_slot)
-    rows = {size for size in (1, 8, 16, 32, 64, 128) if size < num_slots} | {num_slots}
-    most = min(8, num_slots)
-    sizes = {PrefillSize(1, chunk), PrefillSize(most, max(1, chunk // 4)), PrefillSize(most, chunk)}
+    rows = {size for size in (1, 8, 32, 128) if size < num_slots} | {num_slots}
+    few, many, short = min(8, num_slots), min(32, num_slots), max(1, chunk // 4)
+    sizes = {PrefillSize(1, chunk), PrefillSize(few, short), PrefillSize(many, short), PrefillSize(few, chunk)}
     return Shapes(
         decode_rows=tuple(sorted(rows)),
         prefill=tuple(sorted(sizes)),
