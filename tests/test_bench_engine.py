@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -81,23 +80,16 @@ def test_sections_are_chosen_by_name():
         sections("decod")
 
 
-SHAPES = Shapes(decode_rows=(3,), prefill=(PrefillSize(3, 16),), contexts=(64,), prefill_contexts=(64,))
-
-
-def test_conversations_of_the_bench_prefill_once_and_then_decode_alone():
-    engine = JaxEngine(tiny_model(seed=0, vocab_size=40_000), num_slots=3, tokens_per_slot=64, shapes=SHAPES)
-    conversations = Conversations(engine, 3, 16)
-    prefilled = engine.stats().tokens_prefilled
-    assert prefilled == 3 * 16
-    assert conversations.take(4) > 0 and conversations.take(4) > 0
-    assert engine.stats().tokens_prefilled <= prefilled + 3 * 2
-    sampled = engine.stats().tokens_sampled
-    assert 3 < sampled <= 3 * (1 + 4 + 4)
-
-
-def test_episodes_of_the_bench_prefill_what_they_share_once():
-    shapes = replace(SHAPES, contexts=(256,), prefill_contexts=(256,))
+def test_the_bench_prefills_conversations_once_and_what_episodes_share_once():
+    shapes = Shapes(decode_rows=(3,), prefill=(PrefillSize(3, 16),), contexts=(256,), prefill_contexts=(256,))
     engine = JaxEngine(tiny_model(seed=0, vocab_size=40_000), num_slots=3, tokens_per_slot=256, shapes=shapes)
+    conversations = Conversations(engine, 3, 16)
+    assert engine.stats().tokens_prefilled == 3 * 16
+    assert conversations.take(4) > 0 and conversations.take(4) > 0
+    conversations.end()
+    before = engine.stats()
+    assert before.tokens_prefilled <= 3 * 16 + 3 * 2
+    assert 3 < before.tokens_sampled <= 3 * (1 + 4 + 4)
     assert play_episodes(engine, 2, "a") > 0
     new = engine_load.SHARED + 2 * engine_load.OWN + 2 * 2 * (engine_load.OBSERVATION + 1)
-    assert engine.stats().tokens_prefilled <= 1.05 * new
+    assert engine.stats().tokens_prefilled - before.tokens_prefilled <= 1.05 * new
