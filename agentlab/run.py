@@ -143,6 +143,7 @@ class Session:
             "wait_policy_s": self._waited_s - waited_s,
             "update_s": (now_ns() - got_ns) / 1e9,
             "compiled_late": self.parts.engine.stats().compilations,
+            **self.parts.orchestrator.calls.measures(self.parts.engine.stats()),
         }
 
     @property

@@ -313,6 +313,8 @@ class EngineStats:
     tokens_prefilled: int = 0
     tokens_cached: int = 0
     """Prompt tokens found in the cache."""
+    cache_used: float | None = None
+    """Share of the cache that running requests hold now, in [0, 1]; None where the engine does not tell."""
     busy_s: float = 0.0
     compilations: int = 0
     """Programs compiled after warm-up; anything above 0 is a fault."""

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -20,6 +21,16 @@ class FakeVLLM:
         self.num_running = 0
         self.drop_next = 0
         """Requests whose connection it closes in the middle of its answer."""
+        self.metrics: dict[str, float] = {}
+        """Further counters of the page of metrics, without the prefix."""
+        self.queries: list[str] = []
+        """What stood behind the path of each call that was posted."""
+        self.update_s = 0.0
+        """How long it reads a file of weights."""
+        self.missing: list[str] = []
+        """Files of weights that went while it read them."""
+        self.num_aborts = 0
+        """Raised, it ends the requests under way."""
         self._http: ThreadingHTTPServer | None = None
         self.port = 0
         self.start()
@@ -62,20 +73,28 @@ class FakeVLLM:
             answer(handler, {"data": [{"id": "m", "max_model_len": self.max_model_len}]})
         elif handler.path == "/metrics":
             text = f'# HELP x\nvllm:num_requests_running{{engine="0"}} {self.num_running}\n'
-            answer(handler, text.encode() + b"vllm:num_requests_waiting 0.0\n")
+            text += "vllm:num_requests_waiting 0.0\n"
+            text += "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in self.metrics.items())
+            answer(handler, text.encode())
         else:
             answer(handler, b"")
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:
         size = int(handler.headers.get("Content-Length") or 0)
         body = json.loads(handler.rfile.read(size) or b"{}")
-        path = handler.path.partition("?")[0]
+        path, _, query = handler.path.partition("?")
         self.calls.append((path, body))
+        self.queries.append(query)
+        self.num_aborts += "mode=abort" in query
         if path == "/inference/v1/generate":
             self.generate(handler, body)
         elif path == "/update_weights" and self.refuse:
             answer(handler, {"error": {"message": self.refuse}}, status=500)
         else:
+            if path == "/update_weights":
+                time.sleep(self.update_s)
+                file = body["update_info"]["path"]
+                self.missing += [] if Path(file).exists() else [file]
             self.paused = {"/pause": True, "/resume": False}.get(path, self.paused)
             self.version = body.get("weight_version", self.version)
             answer(handler, {})
@@ -83,6 +102,7 @@ class FakeVLLM:
     def generate(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         count = min(self.num_tokens, body["sampling_params"]["max_tokens"])
         self.num_running += 1
+        num_aborts = self.num_aborts
         try:
             handler.send_response(200)
             handler.end_headers()
@@ -95,9 +115,9 @@ class FakeVLLM:
             if self._http is None:
                 return  # it died meanwhile
             spans = [{"version": self.version, "start": 0, "end": count}]
-            handler.wfile.write(
-                piece(list(range(8, 7 + count)), "stop" if count == self.num_tokens else "length", spans)
-            )
+            reason = "stop" if count == self.num_tokens else "length"
+            reason = "abort" if self.num_aborts > num_aborts else reason
+            handler.wfile.write(piece(list(range(8, 7 + count)), reason, spans))
             usage = {"prompt_tokens_details": {"cached_tokens": 2}}
             handler.wfile.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
             handler.wfile.write(b"data: [DONE]\n\n")

@@ -1,12 +1,15 @@
 """What every engine does, written once and run against each of them."""
 
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import anyio
 import pytest
-from vllm_cases import in_process_engine, needs_vllm, server_engine, small_model
+from vllm_cases import in_process_engine, kill_own_core, kill_server, needs_vllm, server_engine, small_model
 
 from agentlab.errors import EngineError
+from agentlab.inference import VLLMEngine, VLLMServerEngine
 from agentlab.inference.base import Engine
 from agentlab.inference.jax_engine import JaxEngine
 from agentlab.inference.scripted import ScriptedEngine
@@ -180,6 +183,47 @@ def test_a_cancelled_request_frees_its_slot(make_engine):
     assert (engine.stats().num_running, engine.stats().num_waiting) == (0, 0)
 
 
+def test_a_deadline_ends_the_request_and_frees_its_slot(make_engine):
+    engine = make_engine(num_slots=1)
+
+    async def main() -> Completion:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(engine.serve)
+            await engine.generate(ask("first"))
+            for seed in range(100):
+                with anyio.move_on_after(0.01) as deadline:
+                    await engine.generate(ask(str(seed), (5,), max_tokens=SLOT, seed=seed))
+                if deadline.cancelled_caught:
+                    break
+            assert deadline.cancelled_caught
+            with anyio.fail_after(5):
+                while engine.stats().num_running + engine.stats().num_waiting:
+                    await anyio.sleep(0.01)
+            completion = await engine.generate(ask("last"))
+            serving.cancel_scope.cancel()
+        return completion
+
+    assert anyio.run(main).request_id == "last"
+
+
+def test_serving_that_ends_in_the_midst_of_an_update_can_begin_again(make_engine):
+    engine = make_engine()
+    before = served(engine, [ask("a", seed=1)])[0]
+
+    async def main() -> None:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(engine.serve)
+            await engine.generate(ask("b"))
+            engine.update_policy(Policy(5, OTHER.params))
+            await anyio.wait_all_tasks_blocked()
+            serving.cancel_scope.cancel()
+
+    anyio.run(main)
+    after = served(engine, [ask("c", seed=1)])[0]
+    assert set(after.policy_versions) == {5}
+    assert isinstance(engine, ScriptedEngine) or after.tokens != before.tokens
+
+
 def test_an_engine_can_be_served_again_and_goes_on_with_its_policy(make_engine):
     engine = make_engine()
     first = served(engine, [ask("a", seed=1)])[0]
@@ -240,3 +284,56 @@ def test_the_end_of_serving_fails_those_who_wait(make_engine):
 
     anyio.run(main)
     assert "stopped serving" in errors[0]
+
+
+def kill(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End what computes for this engine as a crash would."""
+
+    def gone(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the device is gone")
+
+    if isinstance(engine, ScriptedEngine):
+        engine.kill()
+    elif isinstance(engine, VLLMServerEngine):
+        kill_server(engine.urls[0])
+    elif isinstance(engine, VLLMEngine):
+        kill_own_core()
+    else:
+        monkeypatch.setattr("agentlab.inference.runner.Runner.decode", gone)
+
+
+def test_death_reaches_those_who_wait_and_those_who_come(make_engine, monkeypatch):
+    """The last test: an engine of vLLM is dead afterwards."""
+    engine = make_engine()
+    took_s: list[float] = []
+
+    async def ask_for_ever(seed: int) -> None:
+        while True:
+            await engine.generate(ask(str(seed), (5,), max_tokens=SLOT, seed=seed))
+
+    async def waiter(seed: int) -> None:
+        with pytest.raises(EngineError):
+            await ask_for_ever(seed)
+        took_s.append(time.monotonic())
+
+    async def serving() -> None:
+        with pytest.raises(EngineError):
+            await engine.serve()
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(serving)
+            await engine.generate(ask("first"))
+            for seed in range(3):
+                group.start_soon(waiter, seed)
+            await anyio.wait_all_tasks_blocked()
+            kill(engine, monkeypatch)
+            killed_s = time.monotonic()
+        assert max(took_s) - killed_s < 2
+        with pytest.raises(EngineError):
+            await engine.generate(ask("late"))
+
+    anyio.run(main)
+    assert len(took_s) == 3
+    with pytest.raises(EngineError):
+        engine.update_policy(Policy(9, MODEL.params))

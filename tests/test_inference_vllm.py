@@ -1,8 +1,10 @@
 """vLLM as engine: what it answers, whose weights it uses, and what happens when it dies."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import anyio
+import jax
 import numpy as np
 import pytest
 from training_cases import plain_logprobs
@@ -10,7 +12,7 @@ from vllm_cases import in_process_engine, needs_vllm, server_engine, small_model
 
 from agentlab.errors import ConfigError
 from agentlab.inference import Engine, JaxEngine, VLLMEngine, VLLMServerEngine
-from agentlab.models import Model, load_model, tiny_model
+from agentlab.models import Model, add_lora, load_model, tiny_model
 from agentlab.types import Completion, GenerationRequest, Policy, SamplingParams
 
 pytestmark = [pytest.mark.vllm, needs_vllm, pytest.mark.timeout(900)]
@@ -129,6 +131,92 @@ def test_a_request_in_flight_goes_on_under_new_weights_and_every_token_names_its
         assert completion.finish_reason in ("length", "stop", "context")
 
 
+def test_an_update_while_requests_run_leaves_nothing_of_the_old_weights_in_the_cache(engine):
+    """vLLM resets its prefix cache only when no request holds a part of it."""
+    prompt = PROMPT * 12
+    request = ask("a", prompt, temperature=0.0, max_tokens=16)
+    cold = served(JaxEngine(OTHER, num_slots=1, tokens_per_slot=CONTEXT), [request])[0]
+    under_way: list[bool] = []
+
+    async def main() -> Completion:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(engine.serve)
+            await engine.generate(request)
+            ended: list[Completion] = []
+
+            async def others(seed: int) -> None:
+                while not under_way:
+                    ended.append(await engine.generate(ask(f"o{seed}", prompt[:64], max_tokens=400, seed=seed)))
+
+            async with anyio.create_task_group() as asking:
+                for seed in range(16):
+                    asking.start_soon(others, seed)
+                while not ended:
+                    await anyio.sleep(0.01)
+                engine.update_policy(Policy(7, OTHER.params))
+                after = await engine.generate(request)
+                under_way.append(True)
+            serving.cancel_scope.cancel()
+        return after
+
+    after = anyio.run(main)
+    assert after.tokens == cold.tokens
+    assert set(after.policy_versions) == {7}
+    np.testing.assert_allclose(after.logprobs, cold.logprobs, atol=5e-3)
+
+
+def test_an_older_version_may_be_given_after_a_newer_one(engine):
+    request = ask("a", temperature=0.0, max_tokens=16)
+    cold = [served(JaxEngine(m, num_slots=1, tokens_per_slot=CONTEXT), [request])[0].tokens for m in (MODEL, OTHER)]
+    found = []
+    for version, model in ((9, MODEL), (2, OTHER), (2, MODEL)):
+        engine.update_policy(Policy(version, model.params))
+        found.append(served(engine, [request])[0])
+    assert [set(c.policy_versions) for c in found] == [{9}, {2}, {2}]
+    assert [c.tokens for c in found] == [cold[0], cold[1], cold[0]]
+
+
+@pytest.mark.parametrize("pause", ["wait", "abort"])
+def test_an_update_that_waits_or_ends_requests_leaves_every_completion_to_one_policy(server, pause):
+    engine = VLLMServerEngine(server.urls, model=MODEL, pause=pause)
+    seen: list[Completion] = []
+
+    async def talk(seed: int) -> None:
+        while len({version for c in seen for version in c.policy_versions}) < 4:
+            seen.append(await engine.generate(ask(str(seed), (5,), max_tokens=200, seed=seed)))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(engine.serve)
+            with anyio.fail_after(120):
+                async with anyio.create_task_group() as asking:
+                    for seed in range(8):
+                        asking.start_soon(talk, seed)
+                    for version in range(1, 4):
+                        while not any(version - 1 in c.policy_versions for c in seen):
+                            await anyio.sleep(0.01)
+                        engine.update_policy(Policy(version, OTHER.params))
+            serving.cancel_scope.cancel()
+
+    anyio.run(main)
+    assert {len(set(c.policy_versions)) for c in seen} == {1}
+    assert all(c.finish_reason in ("length", "stop") for c in seen)
+
+
+def test_adapters_are_served_merged(server):
+    adapted = add_lora(MODEL, 4)
+    leaves, form = jax.tree.flatten(adapted.params)
+    rng = np.random.default_rng(0)
+    moved = jax.tree.unflatten(form, [leaf + 0.05 * rng.standard_normal(leaf.shape, np.float32) for leaf in leaves])
+    trained = replace(adapted, params=moved)
+    engine = VLLMServerEngine(server.urls, model=trained)
+    requests = [ask(str(n), PROMPT[: n + 2], temperature=0.0, max_tokens=16) for n in range(3)]
+    ours = served(JaxEngine(trained, num_slots=4, tokens_per_slot=CONTEXT), requests)
+    theirs = served(engine, requests)
+    assert [c.tokens for c in theirs] == [c.tokens for c in ours]
+    np.testing.assert_allclose(theirs[0].logprobs, ours[0].logprobs, atol=5e-3)
+
+
 def test_weights_of_another_shape_are_refused_before_anything_is_touched(engine):
     with pytest.raises(ConfigError, match="structure and shapes"):
         engine.update_policy(Policy(3, tiny_model(seed=0).params))
@@ -185,24 +273,31 @@ FAMILIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_answers_as_the_built_in_engine_before_and_after_an_update(family):
+def test_every_family_answers_as_the_built_in_engine_and_the_trainer_before_and_after_an_update(family):
     models: list[Model] = [small_model(seed, model_type=family, **FAMILIES[family]) for seed in (0, 1)]
-    request = ask("a", temperature=0.0, max_tokens=24)
     with server_engine(models[0], CONTEXT) as engine:
         for version, model in enumerate(models):
             engine.update_policy(Policy(version, model.params))
-            ours = served(JaxEngine(model, num_slots=1, tokens_per_slot=CONTEXT), [request])[0]
-            assert served(engine, [request])[0].tokens == ours.tokens
+            check_against_ours(engine, model, PROMPT)
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_smollm2_answers_as_the_built_in_engine():
+def test_smollm2_answers_as_the_built_in_engine_and_the_trainer():
     model = load_model("HuggingFaceTB/SmolLM2-135M-Instruct")
-    prompt = tuple(model.tokenizer.encode("The capital of France is"))
-    request = ask("a", prompt, temperature=0.0, max_tokens=32)
-    ours = served(JaxEngine(model, num_slots=1, tokens_per_slot=CONTEXT), [request])[0]
     with server_engine(model, CONTEXT) as engine:
-        theirs = served(engine, [request])[0]
-    assert theirs.tokens == ours.tokens
-    np.testing.assert_allclose(theirs.logprobs, ours.logprobs, atol=5e-3)
+        check_against_ours(engine, model, tuple(model.tokenizer.encode("The capital of France is")))
+
+
+def check_against_ours(engine: Engine, model: Model, prompt: tuple[int, ...]) -> None:
+    """Greedy ids are those of `JaxEngine`, and log-probabilities those of the trainer's forward pass."""
+    greedy = ask("greedy", prompt, temperature=0.0, max_tokens=24)
+    warm = [ask(str(t), prompt, temperature=t, max_tokens=24, seed=3) for t in (0.6, 1.0, 1.5)]
+    ours = served(JaxEngine(model, num_slots=1, tokens_per_slot=CONTEXT), [greedy])[0]
+    found, *sampled = served(engine, [greedy, *warm])
+    assert found.tokens == ours.tokens
+    np.testing.assert_allclose(found.logprobs, ours.logprobs, atol=5e-3)
+    for request, completion in zip(warm, sampled, strict=True):
+        count = len(completion.tokens)
+        wanted = plain_logprobs(model, prompt + completion.tokens, request.sampling.temperature)[-count:]
+        np.testing.assert_allclose(completion.logprobs, wanted, atol=5e-3)

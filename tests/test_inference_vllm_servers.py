@@ -10,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from fake_vllm import FakeVLLM
 
+from agentlab import tracing
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference import VLLMServerEngine, vllm_guard
 from agentlab.inference.vllm_plugin import differences
@@ -101,8 +103,118 @@ def test_weights_are_installed_before_the_first_request_and_after_every_update(f
     paths = [path for path in fakes[0].paths() if not path.startswith("/inference")]
     install = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
     assert paths == ["/finish_weight_update", *install, "/resume", *install, "/resume"]
-    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
-    engine.close()
+    files = [Path(body["update_info"]["path"]) for path, body in fakes[0].calls if path == "/update_weights"]
+    assert [file.suffix for file in files] == [".safetensors"] * 2
+    assert {file.parent for file in files} == {tmp_path}
+    assert list(tmp_path.iterdir()) == []  # they fill memory: none stays
+
+
+def test_what_vllm_counts_of_itself_becomes_the_engines_counters_and_the_times_of_calls(fakes, tmp_path):
+    fakes[0].metrics = {
+        "prompt_tokens_total": 100,
+        "prompt_tokens_cached_total": 40,
+        "generation_tokens_total": 70,
+        "kv_cache_usage_perc": 0.25,
+        "request_queue_time_seconds_sum": 1,
+        "request_prefill_time_seconds_sum": 3,
+    }
+    engine = engine_of(fakes[0], folder=tmp_path)
+    answers: list[Completion] = []
+
+    async def main() -> None:
+        with anyio.fail_after(10):
+            while not engine.stats().tokens_sampled:
+                await anyio.sleep(0.02)
+        answers.append(await engine.generate(ask("a")))
+
+    began_ns = tracing.now_ns()
+    served(engine, main)
+    stats, answer = engine.stats(), answers[0]
+    assert (stats.tokens_prefilled, stats.tokens_cached, stats.tokens_sampled) == (60, 40, 70)
+    assert stats.cache_used == 0.25
+    assert answer.queued_s * 3 == pytest.approx(answer.prefill_s)
+    seconds = {span.stage: span.duration_s for span in tracing.spans(began_ns) if span.tags.get("request") == "a"}
+    told = {"queueing": answer.queued_s, "prefill": answer.prefill_s, "decode": answer.decode_s}
+    assert seconds == pytest.approx(told, abs=1e-6)
+
+
+@pytest.mark.parametrize("pause", ["keep", "wait", "abort"])
+def test_a_request_that_an_update_ended_begins_anew_under_the_new_weights(fakes, tmp_path, pause):
+    engine = VLLMServerEngine(fakes[0].url, model=MODEL, weights_folder=tmp_path, pause=pause)
+    fakes[0].token_s = 0.1
+    answers: list[Completion] = []
+
+    async def one() -> None:
+        answers.append(await engine.generate(ask("a")))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            while not fakes[0].num_running:
+                await anyio.sleep(0.02)
+            engine.update_policy(Policy(3, MODEL.params))
+
+    served(engine, main)
+    assert answers[0].tokens == (7, 8, 9)
+    assert set(answers[0].policy_versions) == {3}
+    assert requests_at(fakes[0]) == (2 if pause == "abort" else 1)
+    assert [query for query in fakes[0].queries if query] == [f"mode={pause}&clear_cache=false"] * 2
+
+
+def test_a_request_that_somebody_else_ended_ends_the_engine_and_says_so(fakes, tmp_path):
+    engine = engine_of(fakes[0], folder=tmp_path)
+    fakes[0].token_s = 0.1
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.generate, ask("a"))
+            while not fakes[0].num_running:
+                await anyio.sleep(0.02)
+            fakes[0].num_aborts += 1
+
+    with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="aborted from elsewhere"))):
+        served(engine, main)
+
+
+def test_serving_that_ends_in_the_midst_of_an_update_ends_it_whole_and_can_begin_again(fakes, tmp_path):
+    engine = engine_of(fakes[0], folder=tmp_path)
+    answers: list[Completion] = []
+
+    async def stopped() -> None:
+        await engine.generate(ask("a"))
+        engine.update_policy(Policy(6, MODEL.params))
+        while fakes[0].paths().count("/pause") < 2:
+            await anyio.lowlevel.checkpoint()
+
+    async def again() -> None:
+        answers.append(await engine.generate(ask("b")))
+
+    served(engine, stopped)
+    assert not fakes[0].paused
+    assert fakes[0].version == "6"
+    served(engine, again)
+    assert set(answers[0].policy_versions) == {6}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slow_server_takes_nothing_away_from_a_quick_one(fakes, tmp_path):
+    """The slow one ends an update while the quick one reads the next."""
+    engine = engine_of(*fakes, folder=tmp_path)
+    quick, slow = fakes
+    slow.update_s, quick.update_s = 0.2, 0.05
+    versions: list[tuple[int, ...]] = []
+
+    async def main() -> None:
+        for version in range(1, 8):
+            engine.update_policy(Policy(version, MODEL.params))
+            while quick.version != str(version):
+                await anyio.sleep(0.01)
+        for session in range(4):
+            versions.append((await engine.generate(ask(f"{session}", f"s{session}"))).policy_versions)
+
+    served(engine, main)
+    assert set(versions) == {(7, 7, 7)}
+    assert quick.missing == slow.missing == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -134,6 +134,13 @@ def test_a_tick_takes_in_the_spans_of_the_run():
     assert "busy 20% of 5.0 s" in repr(view)
 
 
+def test_what_the_engine_tells_of_its_cache_is_shown():
+    told = EngineStats(tokens_prefilled=250, tokens_cached=750, cache_used=0.4)
+    rows = dict(facts.numbers(snapshot(engine=told), 0.0))
+    assert (rows["prompts from cache"], rows["cache in use"]) == ("75%", "40%")
+    assert not {"prompts from cache", "cache in use"} & set(dict(facts.numbers(snapshot(), 0.0)))
+
+
 def test_the_age_of_the_last_checkpoint_is_told():
     from agentlab.tracing import now_ns
 

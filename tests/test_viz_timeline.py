@@ -94,6 +94,9 @@ def test_timeline_tells_busy_share_and_window():
     labels = [label.get_text() for label in ax.get_yticklabels()]
     assert "tools" in labels
     assert "compile" not in labels
+    assert "calls queueing" not in labels
+    ax = viz.timeline([*spans, s("queueing", 8, 10)])
+    assert "calls queueing" in [label.get_text() for label in ax.get_yticklabels()]
 
 
 def test_timeline_of_nothing_says_so_and_an_empty_window_is_refused():

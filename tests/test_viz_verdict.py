@@ -42,6 +42,20 @@ def test_advice_looks_at_slots_before_episodes():
     assert "Slots in use: 8 of 8, 5 requests waiting for one." in verdict.findings
 
 
+def test_queueing_in_the_engine_and_the_use_of_its_cache_are_findings():
+    engine = EngineStats(tokens_prefilled=250, tokens_cached=750, cache_used=0.4)
+    spans = [s("decode", 0, 4), *(s("queueing", 0, 0.1 * n) for n in range(1, 11))]
+    findings = diagnose(snapshot(engine=engine), spans).findings
+    assert "Model calls queued in the engine: median 0.50 s, p95 1.00 s." in findings
+    assert "Prompts: 75% of 1,000 tokens came from the engine's cache." in findings
+    assert "The engine's cache is 40% in use." in findings
+
+
+def test_an_engine_that_never_let_a_call_wait_and_tells_nothing_of_its_cache_is_not_spoken_of():
+    findings = diagnose(snapshot(), [s("decode", 0, 4), s("queueing", 0, 0.001)]).findings
+    assert not any("queued" in text or "cache" in text for text in findings)
+
+
 def test_staleness_failures_and_notes_are_findings():
     counts = Counts(admitted=10, stale=3, trained=7)
     verdict = diagnose(snapshot(counts=counts, failures={"tool": 2}, notes=("hung",)), [s("decode", 0, 1)])

@@ -1,8 +1,11 @@
 """vLLM engines for tests: small models that its CPU build can serve, and the settings that it needs there."""
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +51,30 @@ def in_process_engine(model: Model, context: int) -> Iterator[VLLMEngine]:
         yield engine
     finally:
         engine.close()
+
+
+def kill_server(url: str) -> None:
+    """End a server and its workers as a crash would."""
+    port = url.rpartition(":")[2]
+    for pid, words in processes():
+        if "vllm.entrypoints.openai.api_server" in words and port in words:
+            os.killpg(os.getpgid(pid), signal.SIGKILL)
+
+
+def kill_own_core() -> None:
+    """End the process in which a `VLLMEngine` of this one computes."""
+    for pid, words in processes():
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        if int(parent) == os.getpid() and ("spawn_main" in " ".join(words) or words[0].startswith("VLLM::")):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes() -> list[tuple[int, list[str]]]:
+    """(id, command line) of all that run here."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append((int(path.parent.name), path.read_text().split("\0")))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found

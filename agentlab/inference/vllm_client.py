@@ -24,6 +24,10 @@ class ServerGoneError(EngineError):
     """A server does not answer any more."""
 
 
+class AbortedError(EngineError):
+    """A request was ended in vLLM before its completion was whole."""
+
+
 @dataclass
 class Sampled:
     """What has arrived of one completion. Owned by the call that reads it."""
@@ -49,20 +53,21 @@ class VLLMClient:
         self.url = url
         self._http, self._timeout_s = http, timeout_s
 
-    async def generate(self, request: GenerationRequest, limit: int, stops: Sequence[int]) -> Completion:
+    async def generate(self, request: GenerationRequest, limit: int, stops: Sequence[int], salt: str) -> Completion:
         """Sample. Cancelling this call ends the request in the server.
 
         Args:
             request: What to sample.
             limit: Most tokens, at or below `sampling.max_tokens`.
             stops: Token ids that end a turn of this model.
+            salt: Requests of another salt share no cache with this one.
 
         Raises:
             ServerGoneError: the server went before it had answered.
             EngineError: it refused.
         """
         submitted_ns = now_ns()
-        body = request_body(request, limit, stops)
+        body = request_body(request, limit, stops, salt)
         sampled = Sampled()
         headers = {"X-Request-Id": body["request_id"], "X-Session-Id": request.session}
         async with self._open("POST", "/inference/v1/generate", json=body, headers=headers, timeout=None) as response:
@@ -166,11 +171,12 @@ def refusal(url: str, path: str, response: httpx.Response) -> AgentLabError:
     return EngineError(f"The vLLM server at {url} refused {path} ({response.status_code}): {text[:500]}{hint}")
 
 
-def request_body(request: GenerationRequest, limit: int, stops: Sequence[int]) -> dict[str, Any]:
+def request_body(request: GenerationRequest, limit: int, stops: Sequence[int], salt: str) -> dict[str, Any]:
     """The request in vLLM's words."""
     return {
         "request_id": request.id,
         "token_ids": list(request.prompt),
+        "cache_salt": salt,
         "sampling_params": sampling_body(request.sampling, limit, stops) | {"stream_interval": WHOLE},
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -214,8 +220,10 @@ def completion(request: GenerationRequest, sampled: Sampled, limit: int, submitt
     """The record of what has arrived.
 
     Raises:
+        AbortedError: somebody ended it before it was whole.
         EngineError: the server did not say which weights sampled the tokens, or lost some.
     """
+    reason = finish_reason(sampled.finish_reason, request.sampling.max_tokens, limit)
     sizes = len(sampled.tokens), len(sampled.logprobs), len(sampled.versions or ())
     if len(set(sizes)) > 1:
         raise EngineError(
@@ -229,7 +237,7 @@ def completion(request: GenerationRequest, sampled: Sampled, limit: int, submitt
         tokens=tuple(sampled.tokens),
         logprobs=tuple(sampled.logprobs),
         policy_versions=tuple(sampled.versions or ()),
-        finish_reason=finish_reason(sampled.finish_reason, request.sampling.max_tokens, limit),
+        finish_reason=reason,
         num_prefilled=len(request.prompt) - sampled.num_cached,
         prefill_s=(first_ns - submitted_ns) / 1e9,
         decode_s=(done_ns - first_ns) / 1e9,
@@ -237,12 +245,16 @@ def completion(request: GenerationRequest, sampled: Sampled, limit: int, submitt
 
 
 def finish_reason(theirs: str, max_tokens: int, limit: int) -> FinishReason:
-    """Ours for theirs: a length below `max_tokens` is a full context."""
+    """Ours for theirs: a length below `max_tokens` is a full context.
+
+    Raises:
+        AbortedError: it is neither "stop" nor "length".
+    """
     if theirs == "length":
         return "length" if limit == max_tokens else "context"
     if theirs == "stop":
         return "stop"
-    raise EngineError(f'vLLM must end a request by "stop" or "length", got {theirs!r}: it was aborted from elsewhere.')
+    raise AbortedError(f'vLLM must end a request by "stop" or "length", got {theirs!r}: it was aborted from elsewhere.')
 
 
 def read_counters(text: str) -> dict[str, float]:

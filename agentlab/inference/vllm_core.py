@@ -14,7 +14,7 @@ import anyio.abc
 from agentlab.concurrency import Reply, as_error
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference import vllm_plugin
-from agentlab.inference.vllm_client import finish_reason
+from agentlab.inference.vllm_client import finish_reason, read_counters
 from agentlab.tracing import record
 from agentlab.types import Completion, GenerationRequest
 
@@ -37,23 +37,35 @@ class Core:
 
         self._group.start_soon(run)
 
-    async def check(self) -> None:
-        """Raises what has killed vLLM's own process, if anything has."""
-        await self.llm.check_health()
+    async def counters(self) -> dict[str, float]:
+        """vLLM's own counters. Raises what has killed vLLM's own process, if anything has."""
+        from prometheus_client import generate_latest
+        from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-    async def generate(self, id: str, prompt: Sequence[int], params: Mapping[str, Any]) -> Any:
+        await self.llm.check_health()
+        return read_counters(generate_latest(get_prometheus_registry()).decode())
+
+    async def generate(self, id: str, prompt: Sequence[int], params: Mapping[str, Any], salt: str) -> Any:
         """vLLM's last output of one request. Cancelling this call ends the request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
 
+        tokens = {"prompt_token_ids": list(prompt), "cache_salt": salt}
         sampling = SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
-        outputs = [o async for o in self.llm.generate({"prompt_token_ids": list(prompt)}, sampling, id)]
+        try:
+            outputs = [o async for o in self.llm.generate(tokens, sampling, id)]
+        except EngineDeadError as error:
+            raise EngineError(f"vLLM's own process has died: {error}") from error
         if not outputs:
             raise EngineError(f"vLLM ended request {id} without an output.")
         return outputs[-1]
 
     async def install(self, path: Path, version: int, pause: str) -> None:
-        """Replace all weights between two steps and name them; running requests go on afterwards."""
+        """Replace all weights between two steps and name them; running requests go on afterwards.
+
+        Must not be cancelled half-way.
+        """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self.llm.pause_generation(mode=pause, clear_cache=False)
@@ -84,10 +96,11 @@ def load_llm(folder: Path, options: Mapping[str, Any]) -> Any:
     ours: dict[str, Any] = {
         "model": str(folder),
         "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": False,
         "weight_transfer_config": WeightTransferConfig(backend=vllm_plugin.BACKEND),
     }
     try:
-        arguments = AsyncEngineArgs(**{"disable_log_stats": False, **options, **ours})
+        arguments = AsyncEngineArgs(**{**options, **ours})
     except TypeError as error:
         raise ConfigError(f"vLLM's AsyncEngineArgs must know every option: {error}.") from error
     return AsyncLLM.from_engine_args(arguments)

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference import vllm_guard, vllm_plugin
+from agentlab.inference.vllm_base import check_options
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the routes for new weights; they have no password, hence loopback only
@@ -22,8 +23,6 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }
 """Settings of every server; a caller's `env` wins."""
-OURS = ("host", "port", "model", "enable_scale_out", "logprobs_mode", "weight_transfer_config")
-"""Options that the engine needs to have its own way."""
 NUM_LAST_LINES = 20
 
 
@@ -46,8 +45,7 @@ class ServerProcess:
         found = shutil.which(python)
         if found is None:
             raise ConfigError(f"python must be an interpreter with vLLM, but {str(python)!r} cannot be run.")
-        if taken := sorted(set(options) & set(OURS)):
-            raise ConfigError(f"These options are set by agentlab and cannot be given: {', '.join(taken)}.")
+        check_options(options)
         self.url = f"http://127.0.0.1:{_free_port()}"
         self._folder = tempfile.mkdtemp(prefix="agentlab-vllm-")
         self.log = Path(self._folder) / "server.log"

@@ -1,30 +1,26 @@
 """`VLLMServerEngine`: vLLM servers behind the engine interface, with weights that follow the trainer."""
 
-import functools
-import itertools
+import math
 import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import anyio
 import httpx
 
-from agentlab.concurrency import WorkerPool
+from agentlab.concurrency import first_error
 from agentlab.errors import ConfigError, EngineError
-from agentlab.inference.base import Engine
-from agentlab.inference.jax_engine import stop_token_ids
-from agentlab.inference.vllm_client import ServerGoneError, VLLMClient, room_for
+from agentlab.inference.vllm_base import Pause, VLLMEngineBase, check_model
+from agentlab.inference.vllm_client import ServerGoneError, VLLMClient
 from agentlab.inference.vllm_process import ServerProcess
-from agentlab.inference.vllm_weights import check_policy, shared_memory, write_weights
+from agentlab.inference.vllm_weights import shared_memory
 from agentlab.models import Model
 from agentlab.models.save import save_model
-from agentlab.tracing import counter, now_ns, record, span
-from agentlab.types import Completion, EngineStats, GenerationRequest, Policy, checked_option
+from agentlab.tracing import now_ns, record, span
+from agentlab.types import Completion, GenerationRequest, Policy, checked_option
 
-Pause = Literal["keep", "wait", "abort"]
 BEAT_S = 0.5
 """Seconds between two looks at a server's health and counters."""
 SILENT_S = 30.0
@@ -37,12 +33,12 @@ class Server:
     def __init__(self, url: str, client: VLLMClient):
         self.url, self.client = url, client
         self.alive = True
-        self.version: int | None = None
-        """The policy it serves; None before the first one was installed."""
+        self.number, self.version = -1, 0
+        """Number and version of the policy it serves; -1 before the first one was installed."""
         self.counters: dict[str, float] = {}
 
 
-class VLLMServerEngine(Engine):
+class VLLMServerEngine(VLLMEngineBase):
     """Serves a policy by one or several vLLM servers. Owned by the loop thread.
 
     A request that is made after `update_policy` is sampled under that policy or a newer one; those in
@@ -58,7 +54,7 @@ class VLLMServerEngine(Engine):
         urls: One or more, such as "http://127.0.0.1:8000"; see `launch` for starting one.
         model: What is served: its tokenizer, and the weights that are installed before the first request.
         pause: What running requests do while weights are replaced: "keep" freezes them, "wait" lets
-            them end first, "abort" ends them, which fails their episodes.
+            them end first, "abort" ends them and begins them anew under the new weights.
         weights_folder: Where the files of weights go; shared memory if None.
         timeout_s: Seconds a server has to answer anything but a request for tokens.
 
@@ -76,35 +72,22 @@ class VLLMServerEngine(Engine):
         weights_folder: str | Path | None = None,
         timeout_s: float = 300.0,
     ):
+        super().__init__(model, pause)
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
             raise ConfigError("urls must name at least one vLLM server, got none.")
-        if not isinstance(model, Model):
-            raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
-        if pause not in ("keep", "wait", "abort"):
-            raise ConfigError(f'pause must be "keep", "wait" or "abort", got {pause!r}.')
-        if not checked_option("timeout_s", timeout_s, float) > 0:
+        if checked_option("timeout_s", timeout_s, float) <= 0:
             raise ConfigError(f"timeout_s must be above 0 seconds, got {timeout_s}.")
-        self.tokenizer = model.tokenizer
         self.urls = tuple(url.rstrip("/") for url in urls)
         self.max_context = min(_max_model_len(url) for url in self.urls)
-        self._model, self._pause, self._timeout_s = model, pause, timeout_s
+        self._timeout_s = timeout_s
         self._folder = None if weights_folder is None else Path(weights_folder)
-        self._stops = stop_token_ids(model)
-        self._policy = Policy(0, model.params)
         self._processes: tuple[ServerProcess, ...] = ()
         self._servers: list[Server] = []
         self._serving = anyio.Event()
-        self._changed = anyio.Event()
-        """Set, and made anew, whenever a server or the policy has changed."""
         self._files: dict[int, Path] = {}
         self._writing = anyio.Lock()
         self._homes: dict[str, Server] = {}
-        self._scopes: set[anyio.CancelScope] = set()
-        self._error: BaseException | None = None
-        self._ids = itertools.count()
-        self._name = uuid.uuid4().hex[:8]
-        self._stats = EngineStats()
         self.update_s, self.update_bytes = 0.0, 0
         """How long the last weight update took, from writing to being in force, and how many bytes it moved."""
 
@@ -139,8 +122,7 @@ class VLLMServerEngine(Engine):
             ConfigError: an option is impossible.
             EngineError: a server ended or was not healthy in time; the text shows its last lines.
         """
-        if not isinstance(model, Model):
-            raise ConfigError(f"model must be a Model, see load_model, got {type(model).__name__}.")
+        check_model(model)
         if checked_option("num_servers", num_servers, int) < 1:
             raise ConfigError(f"num_servers must be at least 1, got {num_servers}.")
         processes: list[ServerProcess] = []
@@ -163,88 +145,44 @@ class VLLMServerEngine(Engine):
         """End the servers that were launched, and remove the files of weights."""
         for process in self._processes:
             process.close()
-        self._remove_files(keep=None)
+        self._remove_files()
 
     # -- the engine interface ---------------------------------------------------------------------
 
     async def serve(self) -> None:
         """See `Engine.serve`. Having been cancelled, it can be called again."""
-        if self._error is not None:
-            raise self._ended()
+        self._raise_if_dead()
         if self._serving.is_set():
             raise EngineError("The engine is serving already.")
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         try:
-            async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
-                self._servers = [Server(url, VLLMClient(url, http, self._timeout_s)) for url in self.urls]
-                async with anyio.create_task_group() as group:
-                    for server in self._servers:
-                        group.start_soon(self._keep_current, server)
-                        group.start_soon(self._watch, server)
-                    self._serving.set()
-        except* EngineError as errors:
-            self._error = _first(errors)
-            raise self._ended() from self._error
+            await first_error(self._keep_all)
+        except EngineError as error:
+            self._error = error
+            raise self._ended() from error
         finally:
             self._serving, self._writing = anyio.Event(), anyio.Lock()  # the next loop may be another
-            self._tell()
-            self._stats = replace(self._stats, num_running=0, num_waiting=0)
             self._homes.clear()
-            for scope in self._scopes:
-                scope.cancel()
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """See `Engine.generate`."""
-        if self._error is not None:
-            raise self._ended()
-        limit = room_for(request, self.max_context)
-        if limit < 1:
-            return Completion(request.id, (), (), (), "context")
-        wanted = self._policy.version
-        with anyio.CancelScope() as scope:
-            self._scopes.add(scope)
-            try:
-                return await self._sample(request, limit, wanted)
-            finally:
-                self._scopes.discard(scope)
-        raise self._ended()
-
-    def update_policy(self, policy: Policy) -> None:
-        """See `Engine.update_policy`.
-
-        Raises:
-            ConfigError: the parameters are not of the structure of `model.params`.
-            EngineError: the engine died.
-        """
-        if self._error is not None:
-            raise self._ended()
-        check_policy(self._model, policy)
-        self._policy = policy
-        self._tell()
+            self._remove_files()
+            self._let_go()
 
     def release(self, session: str) -> None:
         """See `Engine.release`. vLLM evicts what is unused by itself."""
         self._homes.pop(session, None)
 
-    def stats(self) -> EngineStats:
-        """See `Engine.stats`. From vLLM's own counters, at most half a second old."""
-        return self._stats
-
     # -- requests ---------------------------------------------------------------------------------
 
     async def _sample(self, request: GenerationRequest, limit: int, wanted: int) -> Completion:
         await self._serving.wait()
-        sent = replace(request, id=f"{request.id}-{self._name}-{next(self._ids)}")
+        sent = replace(request, id=self._unique_id(request))
         try:
             completion = await self._ask(await self._server_for(request.session, wanted), sent, limit)
         except ServerGoneError:  # nothing of it was delivered: once more, elsewhere if there is another
             completion = await self._ask(await self._server_for(request.session, wanted), sent, limit)
-        self._note(completion)
-        return replace(completion, request_id=request.id)
+        return self._timed(replace(completion, request_id=request.id))
 
     async def _ask(self, server: Server, request: GenerationRequest, limit: int) -> Completion:
         try:
-            return await server.client.generate(request, limit, self._stops)
+            return await server.client.generate(request, limit, self._stops, self._salt(server.number))
         except ServerGoneError:
             self._leave_out(server)
             raise
@@ -257,19 +195,21 @@ class VLLMServerEngine(Engine):
             if server is None and alive:
                 homes = list(self._homes.values())
                 server = self._homes[session] = min(alive, key=homes.count)
-            if server is not None and server.version is not None and server.version >= wanted:
+            if server is not None and server.number >= max(wanted, 0):
                 return server
             await self._changed.wait()
 
-    def _note(self, completion: Completion) -> None:
-        """Spans of what the device did, from the times of the first and the last token."""
+    def _timed(self, completion: Completion) -> Completion:
+        """Spans of what the device did, and the completion with queueing told apart from prefill."""
         end_ns = now_ns()
         first_ns = end_ns - int(completion.decode_s * 1e9)
+        queued_s = completion.prefill_s * self._queued_share()
         begin_ns = first_ns - int(completion.prefill_s * 1e9)
-        queued_ns = int((first_ns - begin_ns) * self._queued_share())
-        record("queueing", begin_ns, begin_ns + queued_ns, request=completion.request_id)
-        record("prefill", begin_ns + queued_ns, first_ns, request=completion.request_id)
+        begun_ns = begin_ns + int(queued_s * 1e9)
+        record("queueing", begin_ns, begun_ns, request=completion.request_id)
+        record("prefill", begun_ns, first_ns, request=completion.request_id)
         record("decode", first_ns, end_ns, request=completion.request_id)
+        return replace(completion, queued_s=queued_s, prefill_s=completion.prefill_s - queued_s)
 
     def _queued_share(self) -> float:
         """Which part of the time to the first token is queueing, on average, by vLLM's own sums."""
@@ -279,49 +219,56 @@ class VLLMServerEngine(Engine):
 
     # -- weights and health -----------------------------------------------------------------------
 
+    async def _keep_all(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
+            self._servers = [Server(url, VLLMClient(url, http, self._timeout_s)) for url in self.urls]
+            async with anyio.create_task_group() as group:
+                for server in self._servers:
+                    group.start_soon(self._keep_current, server)
+                    group.start_soon(self._watch, server)
+                self._serving.set()
+
     async def _keep_current(self, server: Server) -> None:
         """Install the newest policy whenever the server has an older one."""
         while True:
             changed = self._changed
-            if server.alive and server.version != self._policy.version:
+            if server.alive and server.number != self._number:
                 try:
-                    await self._install(server, self._policy)
+                    await self._install(server, self._number, self._policy)
                 except ServerGoneError:
                     self._leave_out(server)
             else:
                 await changed.wait()
 
-    async def _install(self, server: Server, policy: Policy) -> None:
+    async def _install(self, server: Server, number: int, policy: Policy) -> None:
         began_ns = now_ns()
         async with self._writing:
-            path = await self._file(policy)
-        if server.version is None:
+            path = await self._file(number, policy)
+        if server.number < 0:
             await server.client.end_update()
         with span("weight_sync", version=policy.version):
             await server.client.install(path, policy.version, pause=self._pause)
-        server.version = policy.version
+        server.number, server.version = number, policy.version
         self.update_s = (now_ns() - began_ns) / 1e9
-        self._tell()
-        if all(other.version == policy.version for other in self._servers if other.alive):
-            self._remove_files(keep=self._policy.version)
+        self._in_force(self._oldest_version())
+        # They fill memory. A server that comes back gets a new one.
+        self._remove_files(upto=min((other.number for other in self._servers if other.alive), default=-1))
 
-    async def _file(self, policy: Policy) -> Path:
+    async def _file(self, number: int, policy: Policy) -> Path:
         """The file that holds this policy, written at first need."""
-        if policy.version not in self._files:
-            folder = shared_memory() if self._folder is None else self._folder
-            path = folder / f"agentlab-{self._name}-{policy.version}.safetensors"
-            pool = WorkerPool(1)
-            try:
-                await pool.run(functools.partial(write_weights, self._model, policy, path))
-            finally:
-                pool.close()
-            self._files[policy.version] = path
+        if number not in self._files:
+            path = await self._write(policy, shared_memory() if self._folder is None else self._folder)
+            self._files[number] = path
             self.update_bytes = path.stat().st_size
-        return self._files[policy.version]
+        return self._files[number]
 
-    def _remove_files(self, *, keep: int | None) -> None:
-        for version in [version for version in self._files if version != keep]:
-            self._files.pop(version).unlink(missing_ok=True)
+    def _remove_files(self, upto: float = math.inf) -> None:
+        for number in [number for number in self._files if number <= upto]:
+            self._files.pop(number).unlink(missing_ok=True)
+
+    def _oldest_version(self) -> int:
+        return min((server.version for server in self._servers if server.alive), default=0)
 
     async def _watch(self, server: Server) -> None:
         """Look at the server's counters again and again; take it back when it answers again."""
@@ -332,9 +279,9 @@ class VLLMServerEngine(Engine):
                     if not await server.client.healthy():
                         raise ServerGoneError(f"The engine of the vLLM server at {server.url} is dead.")
                 if not server.alive:
-                    server.alive, server.version = True, None
+                    server.alive, server.number = True, -1
                     self._tell()
-                self._publish()
+                self._publish([other.counters for other in self._servers if other.alive], self._oldest_version())
             except (ServerGoneError, TimeoutError) as error:
                 self._leave_out(server)
                 if not any(other.alive for other in self._servers):
@@ -347,45 +294,9 @@ class VLLMServerEngine(Engine):
             del self._homes[session]
         self._tell()
 
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
     def _last_words(self, server: Server) -> str:
         lines = [p.last_lines() for p in self._processes if p.url == server.url and p.ended]
         return f"The one at {server.url} said at last:\n{lines[0]}\n" if lines else ""
-
-    def _publish(self) -> None:
-        def total(name: str) -> int:
-            return int(sum(server.counters.get(name, 0.0) for server in self._servers if server.alive))
-
-        running, waiting = total("num_requests_running"), total("num_requests_waiting")
-        counter("slots_in_use", running)
-        counter("waiting", waiting)
-        cached = total("prompt_tokens_cached_total")
-        self._stats = EngineStats(
-            policy_version=min((s.version or 0 for s in self._servers if s.alive), default=0),
-            num_running=running,
-            num_waiting=waiting,
-            num_slots=max(self._stats.num_slots, running),
-            tokens_sampled=total("generation_tokens_total"),
-            tokens_prefilled=total("prompt_tokens_total") - cached,
-            tokens_cached=cached,
-        )
-
-    def _ended(self) -> EngineError:
-        if self._error is None:
-            return EngineError("The engine stopped serving before it answered; serve it again and repeat the request.")
-        error = EngineError(str(self._error))
-        error.__cause__ = self._error
-        return error
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _answers(url: str) -> bool:

@@ -11,6 +11,7 @@ import anyio
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import WorkerPool
 from agentlab.errors import ConfigError
+from agentlab.rollout.calls import ModelCalls
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.ledger import Ledger, Progress, place_of
 from agentlab.rollout.pacing import Gate
@@ -51,6 +52,7 @@ class ConversationFeed:
         self.notes: tuple[str, ...] = ()
         self.warnings: tuple[str, ...] = ()
         self.gate = Gate(groups_per_step=per_step, max_off_policy_steps=BATCHES_AHEAD, limit=limit)
+        self.calls = ModelCalls()
         self.ledger = Ledger(progress)
         self.gate.restore(self.ledger.before)
         self._chat, self._max_tokens, self._seed = chat, max_tokens, seed

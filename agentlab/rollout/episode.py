@@ -21,6 +21,7 @@ from agentlab.environments.place import Place, playing
 from agentlab.errors import AgentError, EngineError, RewardError, ToolError
 from agentlab.inference.base import Engine
 from agentlab.rewards import judged_by
+from agentlab.rollout.calls import ModelCalls
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.deadline import Deadline
 from agentlab.rollout.judging import EngineJudge
@@ -52,6 +53,7 @@ class World:
     make_environment: Callable[[Task], Any]
     config: RolloutConfig
     pool: WorkerPool
+    calls: ModelCalls
     warn: Callable[[str], None] = lambda text: None
     """Told what a person should know of the episodes."""
 
@@ -165,6 +167,7 @@ class Episode:
     async def _generate(self, begin: Begin, request: GenerationRequest) -> Completion:
         begin()
         found = await self._world.engine.generate(request)
+        self._world.calls.add(request, found)
         parts = {"queued_s": found.queued_s, "prefill_s": found.prefill_s, "decode_s": found.decode_s}
         self._timed.tag(tokens=len(found.tokens), prefilled=found.num_prefilled, **parts)
         return found

@@ -14,6 +14,7 @@ OF_REWARDS = frozenset(
         *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_alarm", "skipped_groups", "unscored", "unsampled"),
         *("correction_mean", "bounded_share", "masked_share", "compiled_late"),
         *("wait_policy_s", "filtered_share", "stale_share"),
+        *("call_queued_s", "call_prefill_s", "call_decode_s", "prompt_cached_share", "cache_used"),
     }
 )
 """Metrics that mean nothing where the groups are demonstrations and nothing was sampled."""

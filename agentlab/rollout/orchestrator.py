@@ -14,6 +14,7 @@ from agentlab.chat import ChatFormat
 from agentlab.concurrency import BEAT_S, LoopThread, WorkerPool, calm_collector, first_error
 from agentlab.errors import ConfigError, RunError
 from agentlab.inference.base import Engine
+from agentlab.rollout.calls import ModelCalls
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.episode import Episode, World, stable_seed
 from agentlab.rollout.ledger import Ledger, Progress, group_name, place_of
@@ -90,6 +91,7 @@ class RolloutOrchestrator:
         self._reading_since_ns: int | None = None
         self.warnings: collections.deque[str] = collections.deque(maxlen=3)
         """The newest of what a person should know of the episodes."""
+        self.calls = ModelCalls()
         self.ledger = Ledger(progress)
         self._version, self._first_version = version, version - self.ledger.before.steps
         self.gate = Gate(
@@ -266,7 +268,7 @@ class RolloutOrchestrator:
     def _world(self) -> World:
         self._pool = WorkerPool(self.config.max_workers)
         roles = self._make_agent, self._make_environment
-        return World(self._engine, self._chat, *roles, self.config, self._pool, self.warnings.append)
+        return World(self._engine, self._chat, *roles, self.config, self._pool, self.calls, self.warnings.append)
 
     async def _admit_all(self, tasks: Tasks, world: World, places: anyio.Semaphore, members: Any) -> None:
         index = 0

@@ -64,6 +64,11 @@ METRICS: dict[str, str] = {
     "update_s": "seconds from the batch to the new weights, as the run saw it",
     "compiled_late": "programs that the engine compiled after its warm-up, so far; anything above 0 is a fault",
     "wait_batch_s": "seconds that the learner waited for this batch",
+    "call_queued_s": "mean seconds that a model call waited in the engine for its first step, since the update before",
+    "call_prefill_s": "mean seconds in which the engine read its prompt",
+    "call_decode_s": "mean seconds in which the engine sampled its tokens",
+    "prompt_cached_share": "share of the prompts' tokens that the engine had in its cache and did not compute again",
+    "cache_used": "share of the engine's cache that running requests held at the update; NaN where it does not tell",
     "wait_policy_s": "seconds that groups ready to begin waited for newer weights, since the update before",
 }
 """By name, in the order of `table()`."""

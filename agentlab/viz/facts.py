@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from agentlab.tracing import Account
-from agentlab.types import RunSnapshot
+from agentlab.types import EngineStats, RunSnapshot
 from agentlab.viz.pictures import gauge_parts, readable_on
 
 _STATUS_COLORS = {
@@ -27,6 +27,7 @@ def numbers(snapshot: RunSnapshot, tokens_per_s: float, checkpoint_age_s: float 
         ("tokens/s", f"{tokens_per_s:,.0f}"),
         ("slots in use", f"{engine.num_running} of {engine.num_slots}"),
         ("requests waiting", str(engine.num_waiting)),
+        *_cache(engine),
         ("episodes in flight", episodes),
         ("groups ready", str(snapshot.queue_depth)),
         ("staleness", _staleness(last)),
@@ -115,6 +116,13 @@ def as_text(
     facts = ", ".join(f"{name} {value}" for name, value in numbers(snapshot, tokens_per_s, checkpoint_age_s))
     lines = [f"{snapshot.name}: {snapshot.status}, {headline(snapshot)}", facts, verdict, *snapshot.notes, *extra]
     return "\n".join([*lines, snapshot.error] if snapshot.error else lines)
+
+
+def _cache(engine: EngineStats) -> list[tuple[str, str]]:
+    """What the engine tells of its cache."""
+    prompt = engine.tokens_cached + engine.tokens_prefilled
+    rows = [("prompts from cache", f"{engine.tokens_cached / prompt:.0%}")] if prompt else []
+    return rows if engine.cache_used is None else [*rows, ("cache in use", f"{engine.cache_used:.0%}")]
 
 
 def _staleness(row: Mapping[str, float]) -> str:

@@ -41,6 +41,7 @@ LANES: tuple[Lane, ...] = (
     Lane("groups waiting", ("queue",)),
     Lane("learner", ("train",)),
     Lane("weight sync", ("weight_sync",)),
+    Lane("calls queueing", ("queueing",), optional=True),
     Lane("compile", ("compile",), optional=True),
     Lane("checkpoint", ("checkpoint",), optional=True),
     Lane("evaluation", ("evaluation",), optional=True),

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 
 from agentlab.tracing import Account, Span, Stage, account, reasons
 from agentlab.tracing.accounting import Cause
-from agentlab.types import RunSnapshot
+from agentlab.types import EngineStats, RunSnapshot
 from agentlab.viz.prediction import Outlook, Prediction, outlook
 from agentlab.viz.workload import workload_of
 
 _WORTH_SAYING = 0.02
 """Smaller shares of the time are left out."""
 _WELL_USED = 0.85
+_WORTH_QUEUEING_S = 0.01
+"""Shorter waits in the engine are left out."""
 
 _WAITED_FOR: dict[Cause, str] = {
     "compile": "compilation",
@@ -173,6 +175,7 @@ def _findings(snapshot: RunSnapshot, spans: Sequence[Span]) -> tuple[str, ...]:
     if engine.num_slots:
         line = f"Slots in use: {engine.num_running} of {engine.num_slots}"
         lines.append(f"{line}, {engine.num_waiting} requests waiting for one." if engine.num_waiting else f"{line}.")
+    lines += _calls(engine, spans)
     if counts.stale:
         lines.append(f"{counts.stale} of {counts.admitted} groups were dropped as stale.")
     if snapshot.failures:
@@ -181,6 +184,20 @@ def _findings(snapshot: RunSnapshot, spans: Sequence[Span]) -> tuple[str, ...]:
     if engine.compilations:
         lines.append(f"{engine.compilations} programs were compiled after warm-up; there should be none.")
     return (*lines, *merged(snapshot.notes))
+
+
+def _calls(engine: EngineStats, spans: Sequence[Span]) -> list[str]:
+    """How long model calls queued in the engine, and what its cache saved."""
+    queued = [span.duration_s for span in spans if span.stage == "queueing"]
+    prompt = engine.tokens_cached + engine.tokens_prefilled
+    lines = []
+    if queued and (late := _quantile(queued, 0.95)) >= _WORTH_QUEUEING_S:
+        lines.append(f"Model calls queued in the engine: median {_quantile(queued, 0.5):.2f} s, p95 {late:.2f} s.")
+    if engine.tokens_cached:
+        lines.append(f"Prompts: {engine.tokens_cached / prompt:.0%} of {prompt:,} tokens came from the engine's cache.")
+    if engine.cache_used:
+        lines.append(f"The engine's cache is {engine.cache_used:.0%} in use.")
+    return lines
 
 
 def merged(notes: Sequence[str]) -> tuple[str, ...]:
