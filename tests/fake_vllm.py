@@ -25,6 +25,8 @@ class FakeVLLM:
         """Further counters of the page of metrics, without the prefix."""
         self.queries: list[str] = []
         """What stood behind the path of each call that was posted."""
+        self.engine_dead = False
+        """Whether it answers, but only that what computes behind it has died."""
         self.update_s = 0.0
         """How long it reads a file of weights."""
         self.missing: list[str] = []
@@ -77,7 +79,7 @@ class FakeVLLM:
             text += "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in self.metrics.items())
             answer(handler, text.encode())
         else:
-            answer(handler, b"")
+            answer(handler, b"", status=503 if self.engine_dead else 200)
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:
         size = int(handler.headers.get("Content-Length") or 0)
@@ -86,7 +88,9 @@ class FakeVLLM:
         self.calls.append((path, body))
         self.queries.append(query)
         self.num_aborts += "mode=abort" in query
-        if path == "/inference/v1/generate":
+        if self.engine_dead:
+            answer(handler, {"error": {"message": "EngineCore encountered an issue."}}, status=500)
+        elif path == "/inference/v1/generate":
             self.generate(handler, body)
         elif path == "/update_weights" and self.refuse:
             answer(handler, {"error": {"message": self.refuse}}, status=500)
@@ -112,6 +116,9 @@ class FakeVLLM:
             first = piece([7], None)
             handler.wfile.write(first)
             time.sleep(self.token_s * count)
+            if self.engine_dead:
+                handler.wfile.write(b'data: {"error": {"message": "EngineCore encountered an issue."}}\n\n')
+                return
             if self._http is None:
                 return  # it died meanwhile
             spans = [{"version": self.version, "start": 0, "end": count}]

@@ -88,7 +88,8 @@ def test_thirty_two_conversations_at_once_go_on_through_updates_and_leave_nothin
     assert all(row["turns_mean"] == 3 and row["failed_share"] == 0 for row in run.metrics)
     assert all(row["logprob_gap_mean"] < 5e-3 for row in run.metrics if row["staleness_max"] == 0)
     assert run.metrics[-1]["prompt_cached_share"] > 0
-    assert {v for t in run.trajectories for row in t.rows for v in row.policy_versions} > {0, -1}
+    sampled_under = {v for t in run.trajectories for row in t.rows for v in row.policy_versions if v >= 0}
+    assert len(sampled_under) > 1
     wait_for(lambda: not any(left_in(servers)), timeout_s=5)
 
 

@@ -262,6 +262,31 @@ def test_a_server_that_dies_is_left_out_and_taken_back_with_the_newest_weights(f
     assert not first.paused
 
 
+def test_a_server_whose_engine_dies_is_left_out_and_its_requests_made_elsewhere(fakes, tmp_path):
+    engine = engine_of(*fakes, folder=tmp_path)
+    answers: list[Completion] = []
+
+    async def one(session: int) -> None:
+        answers.append(await engine.generate(ask(f"a{session}", f"s{session}")))
+
+    async def main() -> None:
+        for fake in fakes:
+            fake.token_s = 0.1
+        async with anyio.create_task_group() as group:
+            for session in range(6):
+                group.start_soon(one, session)
+            while not (fakes[0].num_running and fakes[1].num_running):
+                await anyio.sleep(0.01)
+            fakes[0].engine_dead = True
+        await one(7)
+        engine.update_policy(Policy(2, MODEL.params))
+        await one(8)
+
+    served(engine, main)
+    assert [answer.tokens for answer in answers] == [(7, 8, 9)] * 8
+    assert set(answers[-1].policy_versions) == {2}
+
+
 def test_an_answer_cut_off_in_the_middle_is_asked_for_once_more(fakes, tmp_path):
     engine = engine_of(fakes[0], folder=tmp_path)
     answers: list[Completion] = []

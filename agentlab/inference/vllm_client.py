@@ -70,13 +70,15 @@ class VLLMClient:
         body = request_body(request, limit, stops, salt)
         sampled = Sampled()
         headers = {"X-Request-Id": body["request_id"], "X-Session-Id": request.session}
-        async with self._open("POST", "/inference/v1/generate", json=body, headers=headers, timeout=None) as response:
-            async for line in response.aiter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    read_piece(json.loads(line[6:]), sampled, self.url)
-        if not sampled.finish_reason:
-            raise ServerGoneError(f"The vLLM server at {self.url} ended its answer to {request.id} in the middle.")
-        return completion(request, sampled, limit, submitted_ns)
+        route = "/inference/v1/generate"
+        async with self._or_gone():
+            async with self._open("POST", route, json=body, headers=headers, timeout=None) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        read_piece(json.loads(line[6:]), sampled, self.url)
+            if not sampled.finish_reason:
+                raise ServerGoneError(f"The vLLM server at {self.url} ended its answer to {request.id} in the middle.")
+            return completion(request, sampled, limit, submitted_ns)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests by id, whether or not their connection is still open."""
@@ -93,7 +95,8 @@ class VLLMClient:
             EngineError: it refused the weights. It stays paused, since it may hold parts of them.
         """
         with anyio.CancelScope(shield=True):
-            await self._install(path, version, pause)
+            async with self._or_gone():
+                await self._install(path, version, pause)
 
     async def end_update(self) -> None:
         """End an update that a client before us began and never ended, if there is one."""
@@ -127,6 +130,18 @@ class VLLMClient:
     async def counters(self) -> dict[str, float]:
         """vLLM's own counters, `vllm:` left off, summed over their labels."""
         return read_counters((await self._call("GET", "/metrics")).text)
+
+    @asynccontextmanager
+    async def _or_gone(self) -> AsyncIterator[None]:
+        """What a server refuses because the engine behind it has died is told as its going."""
+        try:
+            yield
+        except ServerGoneError:
+            raise
+        except EngineError as error:
+            if await self.healthy():
+                raise
+            raise ServerGoneError(f"The engine of the vLLM server at {self.url} has died: {error}") from error
 
     async def _call(self, method: str, path: str, **what: Any) -> httpx.Response:
         async with self._open(method, path, timeout=self._timeout_s, **what) as response:

@@ -99,6 +99,8 @@ def load_llm(folder: Path, options: Mapping[str, Any]) -> Any:
         "disable_log_stats": False,
         "weight_transfer_config": WeightTransferConfig(backend=vllm_plugin.BACKEND),
     }
+    if current_platform.is_cpu():  # this build dies when it reads a prompt with a seed in pieces
+        ours["enable_chunked_prefill"] = False
     try:
         arguments = AsyncEngineArgs(**{**options, **ours})
     except TypeError as error:

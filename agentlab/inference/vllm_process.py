@@ -69,10 +69,12 @@ class ServerProcess:
         return self._guard.poll() is not None
 
     def last_lines(self) -> str:
-        """The end of what the server has said."""
+        """The end of what the server has said; of its errors, if it told any."""
         if not self.log.exists():
             return "(its log is gone)"
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:])
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if " ERROR " in line]
+        return "\n".join((errors or lines)[-NUM_LAST_LINES:])
 
     def wait_until_healthy(self, healthy: Callable[[str], bool], *, timeout_s: float, progress: bool) -> None:
         """Wait for the server, with a bar that counts the seconds.

@@ -116,7 +116,8 @@ class VLLMServerEngine(VLLMEngineBase):
             start_timeout_s: Seconds until they must be healthy.
             progress: Show a bar meanwhile.
             pause: See the class.
-            options: Of `vllm serve`, with underscores: `max_model_len=4096`, `enforce_eager=True`.
+            options: Of `vllm serve`, with underscores: `max_model_len=4096`, `enforce_eager=True`. vLLM's
+                CPU build needs `enable_chunked_prefill=False`: it dies when it reads a prompt in pieces.
 
         Raises:
             ConfigError: an option is impossible.
@@ -295,7 +296,7 @@ class VLLMServerEngine(VLLMEngineBase):
         self._tell()
 
     def _last_words(self, server: Server) -> str:
-        lines = [p.last_lines() for p in self._processes if p.url == server.url and p.ended]
+        lines = [p.last_lines() for p in self._processes if p.url == server.url]
         return f"The one at {server.url} said at last:\n{lines[0]}\n" if lines else ""
 
 
