@@ -87,7 +87,7 @@ def test_thirty_two_conversations_at_once_go_on_through_updates_and_leave_nothin
     assert max(r.value for r in al.tracing.counters(began_ns) if r.name == "episodes_in_flight") == 32
     assert all(row["turns_mean"] == 3 and row["failed_share"] == 0 for row in run.metrics)
     assert all(row["logprob_gap_mean"] < 5e-3 for row in run.metrics if row["staleness_max"] == 0)
-    assert run.metrics[-1]["prompt_cached_share"] > 0
+    assert any(row["prompt_cached_share"] > 0 for row in run.metrics)
     sampled_under = {v for t in run.trajectories for row in t.rows for v in row.policy_versions if v >= 0}
     assert len(sampled_under) > 1
     wait_for(lambda: not any(left_in(servers)), timeout_s=5)
@@ -113,7 +113,7 @@ def test_a_run_trains_over_servers_survives_the_loss_of_one_and_names_the_last(m
     wait_for(lambda: len(run.metrics) >= 1)
     kill_server(servers.urls[1])
     began_s = time.monotonic()
-    with pytest.raises(RunError, match=f"No vLLM server is left[^$]*{servers.urls[1]}"):
+    with pytest.raises(RunError, match=f"No vLLM server is left; the last was {servers.urls[1]}"):
         run.wait()
     assert time.monotonic() - began_s < 2
 

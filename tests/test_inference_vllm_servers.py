@@ -287,6 +287,25 @@ def test_a_server_whose_engine_dies_is_left_out_and_its_requests_made_elsewhere(
     assert set(answers[-1].policy_versions) == {2}
 
 
+def test_of_several_servers_the_last_to_die_is_named(fakes, tmp_path):
+    engine = engine_of(*fakes, folder=tmp_path)
+
+    async def main() -> None:
+        for fake in fakes:
+            fake.token_s = 0.02
+        for dies in (None, fakes[1]):
+            if dies is not None:
+                dies.stop()
+            async with anyio.create_task_group() as group:
+                for session in range(4):
+                    group.start_soon(engine.generate, ask(f"{session}", f"s{session}"))
+        fakes[0].stop()
+        await anyio.sleep_forever()
+
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match=f"the last was {fakes[0].url}")):
+        served(engine, main)
+
+
 def test_an_answer_cut_off_in_the_middle_is_asked_for_once_more(fakes, tmp_path):
     engine = engine_of(fakes[0], folder=tmp_path)
     answers: list[Completion] = []

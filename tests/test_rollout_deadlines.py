@@ -13,6 +13,7 @@ from agentlab.environments import BaseTaskEnv, ToolEnvironment, part
 from agentlab.errors import ConfigError
 from agentlab.inference.scripted import ScriptedEngine
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator, run_episode
+from agentlab.rollout.deadline import Deadline
 from agentlab.types import Action, EnvStepResult, ToolCall
 
 
@@ -197,3 +198,25 @@ def test_an_answer_after_the_whole_episodes_deadline_earns_nothing_either():
 def test_a_deadline_of_nothing_is_refused(option):
     with pytest.raises(ConfigError, match=f"{option} must be more than 0 seconds"):
         RolloutConfig(**{option: 0})
+
+
+def test_a_part_on_another_thread_counts_where_anyio_knows_of_no_loop_in_a_callback(monkeypatch):
+    """So it is wherever sniffio is installed."""
+
+    def nowhere() -> float:
+        raise RuntimeError("no library is known here")
+
+    async def main() -> None:
+        deadline = Deadline("step", 10.0, {"tool": 5.0, "reward": 5.0})
+        deadline.begin()
+        monkeypatch.setattr(anyio, "current_time", nowhere)
+        ended = await asyncio.to_thread(deadline.watch, "tool", "slow")
+        await asyncio.sleep(0)
+        assert deadline.part is not None and deadline.part.name == "slow"
+        assert deadline.scope.deadline == pytest.approx(asyncio.get_running_loop().time() + 5.0, abs=1.0)
+        ended()
+        await asyncio.sleep(0)
+        assert deadline.part is None
+        assert deadline.scope.deadline == pytest.approx(asyncio.get_running_loop().time() + 10.0, abs=1.0)
+
+    asyncio.run(main())

@@ -84,6 +84,8 @@ class VLLMServerEngine(VLLMEngineBase):
         self._folder = None if weights_folder is None else Path(weights_folder)
         self._processes: tuple[ServerProcess, ...] = ()
         self._servers: list[Server] = []
+        self._gone: Server | None = None
+        """The one that died last."""
         self._serving = anyio.Event()
         self._files: dict[int, Path] = {}
         self._writing = anyio.Lock()
@@ -286,10 +288,14 @@ class VLLMServerEngine(VLLMEngineBase):
             except (ServerGoneError, TimeoutError) as error:
                 self._leave_out(server)
                 if not any(other.alive for other in self._servers):
-                    raise ServerGoneError(f"No vLLM server is left. {self._last_words(server)}{error}") from error
+                    last = self._gone or server
+                    told = f"No vLLM server is left; the last was {last.url}. {self._last_words(last)}{error}"
+                    raise ServerGoneError(told) from error
             await anyio.sleep(BEAT_S)
 
     def _leave_out(self, server: Server) -> None:
+        if server.alive:
+            self._gone = server
         server.alive = False
         for session in [session for session, home in self._homes.items() if home is server]:
             del self._homes[session]

@@ -50,7 +50,7 @@ class Deadline:
     def begin(self) -> None:
         """From now on the time counts."""
         self.begun = True
-        self._end_s = self.scope.deadline = anyio.current_time() + self._timeout_s
+        self._end_s = self.scope.deadline = self._loop.time() + self._timeout_s
 
     def watch(self, kind: StepPart, name: str) -> Callable[[], Any]:
         """A part begins; call what this gives at its end. For whichever thread does the part."""
@@ -73,7 +73,8 @@ class Deadline:
         return self.stage, f"{self.stage} took longer than {self._timeout_s} s{inside}"
 
     def _enter(self, key: object, kind: StepPart, name: str, since_ns: int) -> None:
-        self._parts[key] = Part(kind, name, since_ns, anyio.current_time() + self._part_timeouts_s[kind])
+        # Not anyio's clock: where sniffio is installed, anyio knows of no loop in what another thread has posted.
+        self._parts[key] = Part(kind, name, since_ns, self._loop.time() + self._part_timeouts_s[kind])
         self._move()
 
     def _leave(self, key: object) -> None:
