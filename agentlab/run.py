@@ -401,7 +401,7 @@ class Run:
 
     def diagnose(self) -> Any:
         """What waited for what, in words and numbers, and what to change."""
-        return _viz().diagnose(self.snapshot(), self.spans())
+        return _viz().diagnose(self.snapshot(), self.spans(), readings=self._window().counters())
 
     def report(self, path: str | Path, **options: Any) -> Path:
         """Write one HTML file with curves, timeline, verdict, configuration and sample trajectories."""

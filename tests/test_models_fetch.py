@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from huggingface_hub import HfApi, errors
+from huggingface_hub.utils import are_progress_bars_disabled
 
 from agentlab.errors import ModelError
 from agentlab.models import fetch, load_model
@@ -125,6 +126,24 @@ def test_a_gated_an_unknown_and_an_unreachable_repository_are_told_apart(kind, e
     monkeypatch.setattr(HfApi, "model_info", fails)
     with pytest.raises(ModelError, match=expected):
         load_model("nobody/at-all", progress=False)
+
+
+@pytest.mark.parametrize(("seen", "progress"), [(False, True), (True, False), (True, True)])
+def test_the_hubs_own_bars_are_shown_only_where_somebody_sees_them(seen, progress, monkeypatch, cache, tmp_path):
+    hidden = []
+
+    def download(name, **_):
+        hidden.append(are_progress_bars_disabled())
+        return str(tmp_path)
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr(fetch, "visible", lambda: seen)
+    before = are_progress_bars_disabled()
+    fetch.fetch_model("somebody/something", progress=progress)
+    assert hidden[-1] == (before or not (seen and progress))
+    assert are_progress_bars_disabled() == before
 
 
 def test_too_little_space_is_said_before_anything_is_fetched(served, cache, monkeypatch):

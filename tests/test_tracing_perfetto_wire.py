@@ -9,7 +9,11 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator
 
-from agentlab.tracing import Reading, Span, save_trace
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlab.tracing import Reading, Span, save_trace, wire
 
 DESCRIPTOR, EVENT, TIMESTAMP, SEQUENCE = 60, 11, 8, 10
 UUID, NAME, PROCESS, PARENT, COUNTER = 1, 2, 3, 5, 8
@@ -112,3 +116,15 @@ PROCESS_OF = {
     "train": "learner",
     "rollout": "loop",
 }
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_number_is_read_back_as_it_was_and_is_as_short_as_protobuf_says(number):
+    data = wire.varint(number)
+    assert varint(data, 0) == (number, len(data))
+    assert len(data) == max(1, -(-number.bit_length() // 7))
+
+
+def test_a_negative_number_is_refused():
+    with pytest.raises(ValueError, match="0 or more, got -1"):
+        wire.varint(-1)

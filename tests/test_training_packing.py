@@ -17,6 +17,7 @@ from training_cases import (
     trajectory,
 )
 
+from agentlab import tracing
 from agentlab.errors import ConfigError
 from agentlab.models import tiny_model
 from agentlab.training import group_advantages, pack
@@ -256,3 +257,12 @@ def test_rematerialisation_changes_nothing(model, groups):
     other_loss, other_gradient = packed_loss_and_gradient(model, packed, remat=True)
     assert other_loss == pytest.approx(loss, rel=1e-6)
     assert relative_difference(other_gradient, gradient) <= 1e-6
+
+
+def test_advantages_and_packing_are_recorded_one_after_the_other():
+    with tracing.separate():
+        pack([group_of([trajectory([5, 6, 10], [0, 0, 1], reward=1.0), trajectory([5, 6, 9], [0, 0, 1], reward=0.0)])])
+        first, second = tracing.spans()
+    assert (first.stage, second.stage) == ("advantage", "pack")
+    assert first.end_ns <= second.start_ns
+    assert first.tags == second.tags == {"groups": 1}

@@ -3,14 +3,19 @@
 import base64
 import time
 
+import anyio
 import numpy as np
 import pytest
 
-from agentlab.tracing import Span, record
-from agentlab.tracing.table import SpanTable
+from agentlab import tracing
+from agentlab.platform.tpu import read_metrics
+from agentlab.rollout.meter import MeterThread
+from agentlab.tracing import Reading, Span, record
+from agentlab.tracing.table import STAGE_CODES, SpanTable
 from agentlab.types import Counts, EngineStats, EpisodeInFlight, RunSnapshot
-from agentlab.viz import Dashboard, dashboard, facts, watch
+from agentlab.viz import Dashboard, dashboard, diagnose, facts, watch
 from agentlab.viz.canvas import png
+from agentlab.viz.chips import Chips
 from agentlab.viz.colors import STAGE_COLORS
 from agentlab.viz.lanes import rgb
 from agentlab.viz.pictures import CurvePicture, LanesPicture, round_limits
@@ -241,3 +246,73 @@ def test_limits_enclose_the_data_and_are_round():
 def test_a_long_run_keeps_its_curve_cheap():
     rows = [{"step": float(i), "reward_mean": i / 1e5} for i in range(100_000)]
     assert CurvePicture().render(rows, (), 100_000).shape == (440, 560, 3)
+
+
+def test_a_run_without_rewards_shows_its_loss():
+    rows = tuple({"step": float(i), "loss": 2.0 / (i + 1), "time_s": float(i)} for i in range(20))
+    curve = CurvePicture()
+    picture, empty = curve.render(rows, (), 20).copy(), CurvePicture().render((), (), 20)
+    inked = (picture != empty).any(axis=-1)
+    assert inked[100:360, 100:].sum() > 500  # the falling line
+    assert inked[:45].any()  # another title
+    assert not (curve.render((*rows, {"step": 20.0, "reward_mean": 0.5}), (), 20) == picture).all()  # a reward wins
+    view = Dashboard(FakeRun(snapshot(metrics=rows)))
+    assert "loss 0.100" in repr(view)
+
+
+def test_compiling_before_the_first_answer_is_told_until_it_is_done():
+    view = Dashboard(FakeRun(snapshot(engine=EngineStats(num_programs=12, num_compiled=3))))
+    assert "programs compiled 3 of 12" in repr(view)
+    view.refresh(snapshot(engine=EngineStats(num_programs=12, num_compiled=12)), [])
+    assert "programs compiled" not in repr(view)
+
+
+def test_what_the_chips_say_of_themselves_stands_in_numbers_gauge_and_verdict():
+    said = {"duty_cycle_pct": ["70.0", "90.0"], "hbm_capacity_usage": ["3e9"], "hbm_capacity_total": ["16e9"]}
+
+    def fake_meter():  # as `tpu_metrics` gives where there is a TPU
+        return lambda: read_metrics(said.__getitem__, list(said))
+
+    with tracing.separate():
+        begin = tracing.now_ns()
+        view = Dashboard(FakeRun(snapshot(start_ns=begin, now_ns=begin + 1)))
+
+        async def main():
+            async with anyio.create_task_group() as group:
+                group.start_soon(MeterThread(fake_meter, every_s=0.001).serve)
+                while len(tracing.counters(begin)) < 6:
+                    await anyio.sleep(0.001)
+                group.cancel_scope.cancel()
+
+        anyio.run(main)
+        record("decode", begin, begin + SECOND)
+        state = snapshot(start_ns=begin, now_ns=begin + 4 * SECOND)
+        view.tick(state)
+        verdict = diagnose(state, tracing.spans(), readings=tracing.counters())
+    assert "chip's duty cycle 80%" in repr(view)
+    assert "chip memory 3.0 of 16.0 GB" in view.bundle()["text/html"].replace("<b>", "").replace("</b>", "")
+    told = "The runtime's own readings: chip's duty cycle 80%, chip memory 3.0 of 16.0 GB."
+    assert told in repr(view) and told in verdict.findings
+
+
+def test_the_gauge_marks_the_share_that_the_chips_report():
+    found = tracing.account([s("decode", 0, 30)], 0, 60 * SECOND)
+    lanes, flight = LanesPicture(), np.zeros((len(STAGE_CODES), LanesPicture().columns))
+    silent, marked = lanes.draw(flight, found).copy(), lanes.draw(flight, found, 0.75)
+    columns = np.flatnonzero((silent[392:425] != marked[392:425]).any(axis=-1).sum(axis=0) > 15)  # letters lie on it
+    assert len(columns) == 4
+    assert columns.mean() == pytest.approx(760 * (0.29 + 0.645 * 0.75), abs=4)
+    assert (silent == lanes.draw(flight, found)).all()
+
+
+def test_readings_older_than_a_minute_are_forgotten():
+    readings = [Reading("tpu_duty_cycle_percent", 0, 10.0), Reading("reward", 1, 0.5)]
+    assert Chips.of(readings).duty == pytest.approx(0.1)
+    assert Chips.of(()).sentence == ""
+    with tracing.separate(clock=lambda: 0):
+        view = Dashboard(FakeRun(snapshot(now_ns=SECOND)))
+        tracing.counter("tpu_duty_cycle_percent", 10.0)
+        view.tick(snapshot(now_ns=2 * SECOND))
+        assert "duty cycle 10%" in repr(view)
+        view.tick(snapshot(now_ns=62 * SECOND))
+        assert "duty cycle" not in repr(view)

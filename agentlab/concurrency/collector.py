@@ -5,7 +5,7 @@ import gc
 import threading
 from collections.abc import Iterator
 
-YOUNG = 10_000
+YOUNG = 2_000
 """New container objects after which the collector looks at the new ones; Python's own is 700."""
 
 _lock = threading.Lock()

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentlab.errors import ModelError
 from agentlab.platform.cache import cache_dir
-from agentlab.platform.progress import bar
+from agentlab.platform.progress import bar, visible
 
 HUB_TIMEOUT_S = 5.0
 """How long the hub may take to say that it is there."""
@@ -107,6 +107,21 @@ def _hub_cached(name: str) -> Path | None:
     return folder if complete else None
 
 
+@contextmanager
+def _hub_bars(shown: bool) -> Iterator[None]:
+    """The hub's own progress bars, which count bytes, or none of them; whoever switched them off keeps them off."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before = are_progress_bars_disabled()
+    if not shown and not before:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not shown and not before:
+            enable_progress_bars()
+
+
 def _from_hub(name: str, *, progress: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -115,10 +130,8 @@ def _from_hub(name: str, *, progress: bool) -> Path:
         raise _HubUnreachable("HF_HUB_OFFLINE forbids it")
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-        with bar(1, f"Fetching {name}", enabled=progress, unit=" model") as shown:
-            folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
-            shown.update()
-        return folder
+        with _hub_bars(progress and visible()):
+            return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except GatedRepoError as error:
         raise ModelError(
             f"{name} on the Hugging Face hub asks for permission. Accept its terms on its page, then log in "

@@ -9,6 +9,15 @@ _shown: set[str] = set()
 """Kinds that have a bar now."""
 
 
+def visible() -> bool:
+    """Whether somebody can see a bar: stderr is a terminal, or there is a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+_seen = visible
+"""Under another name, for `bar` has an argument of this one."""
+
+
 @contextmanager
 def bar(
     total: int | None,
@@ -36,10 +45,9 @@ def bar(
     from tqdm import tqdm
 
     notebook = "ipykernel" in sys.modules
-    if visible is None:
-        visible = sys.stderr.isatty() or notebook
+    seen = _seen() if visible is None else visible
     kind = kind or label
-    mine = enabled and visible and kind not in _shown
+    mine = enabled and seen and kind not in _shown
     if mine:
         _shown.add(kind)
     try:

@@ -12,6 +12,7 @@ COUNTERS = {
     "duty_cycle_pct": "tpu_duty_cycle_percent",
     "tensorcore_util": "tpu_tensorcore_percent",
     "hbm_capacity_usage": "tpu_memory_bytes",
+    "hbm_capacity_total": "tpu_memory_total_bytes",
 }
 """By the runtime's name, ours."""
 

@@ -3,8 +3,9 @@
 import hashlib
 import heapq
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from agentlab.errors import ConfigError
 from agentlab.files import open_atomically, target_of
 from agentlab.tracing.spans import Reading, Span
+from agentlab.tracing.wire import Wire
 
 DOMAINS: dict[str, tuple[str, ...]] = {
     "device": ("prefill", "decode", "forward_backward", "optimizer", "weight_sync", "compile"),
@@ -24,7 +26,6 @@ DOMAINS: dict[str, tuple[str, ...]] = {
 
 _DOMAIN_OF = {stage: domain for domain, stages in DOMAINS.items() for stage in stages}
 _PROCESS_UUIDS = {domain: index + 1 for index, domain in enumerate(DOMAINS)}
-_SEQUENCE = 1
 _PACKETS_PER_WRITE = 500
 
 
@@ -44,11 +45,11 @@ def save_trace(path: str | os.PathLike[str], spans: Iterable[Span], counters: It
         OSError: the file cannot be written.
     """
     proto = _proto()
-    packets = _packets(proto, _in_order(spans, "start_ns"), _in_order(counters, "time_ns"))
+    packets = _packets(Wire(proto), _in_order(spans, "start_ns"), _in_order(counters, "time_ns"))
     target = target_of(path)
     with open_atomically(target) as file:
-        while chunk := [packet for _, packet in zip(range(_PACKETS_PER_WRITE), packets, strict=False)]:
-            file.write(proto.Trace(packet=chunk).SerializeToString())
+        while chunk := b"".join(packet for _, (_, packet) in zip(range(_PACKETS_PER_WRITE), packets, strict=False)):
+            file.write(chunk)
     return target
 
 
@@ -76,88 +77,104 @@ def _in_order(items: Iterable[Any], column: str) -> Iterator[Any]:
         yield item
 
 
-def _packets(proto: ModuleType, spans: Iterator[Span], counters: Iterator[Reading]) -> Iterator[Any]:
+Packet = tuple[float, bytes]
+"""When it is, and its bytes."""
+
+
+def _packets(wire: Wire, spans: Iterator[Span], counters: Iterator[Reading]) -> Iterator[Packet]:
     """All packets: descriptors before their first use, events by time."""
     for domain, uuid in _PROCESS_UUIDS.items():
         process = {"pid": uuid, "process_name": domain}
-        yield _packet(proto, track_descriptor={"uuid": uuid, "name": domain, "process": process})
-    yield from heapq.merge(_slices(proto, spans), _readings(proto, counters), key=attrgetter("timestamp"))
+        yield 0, wire.descriptor(uuid=uuid, name=domain, process=process)
+    yield from heapq.merge(_slices(wire, spans), _readings(wire, counters), key=itemgetter(0))
 
 
-def _packet(proto: ModuleType, **fields: Any) -> Any:
-    return proto.TracePacket(trusted_packet_sequence_id=_SEQUENCE, **fields)
-
-
-def _slices(proto: ModuleType, spans: Iterator[Span]) -> Iterator[Any]:
-    lanes = _Lanes()
-    kind = proto.TrackEvent.Type
+def _slices(wire: Wire, spans: Iterator[Span]) -> Iterator[Packet]:
+    lanes = {domain: _Lanes(domain) for domain in DOMAINS}
+    begin, stop = wire.part(type=_type(wire, "SLICE_BEGIN")), wire.part(type=_type(wire, "SLICE_END"))
     ends: list[tuple[int, int, int]] = []
 
-    def ended_by(moment: float) -> Iterator[Any]:
+    def ended_by(moment: float) -> Iterator[Packet]:
         while ends and ends[0][0] <= moment:
             end_ns, _, track = heapq.heappop(ends)
-            yield _packet(proto, timestamp=end_ns, track_event={"type": kind.TYPE_SLICE_END, "track_uuid": track})
+            yield end_ns, wire.event(end_ns, stop + wire.part(track_uuid=track))
 
     for order, span in enumerate(spans):
-        yield from ended_by(span.start_ns)
+        start_ns = span.start_ns
+        yield from ended_by(start_ns)
         domain = _DOMAIN_OF[span.stage]
-        lane, is_new = lanes.place(domain, span)
+        lane, is_new = lanes[domain].place(span)
         track = _uuid("lane", domain, lane)
         if is_new:
-            descriptor = {"uuid": track, "parent_uuid": _PROCESS_UUIDS[domain], "name": f"{domain} {lane + 1}"}
-            yield _packet(proto, timestamp=span.start_ns, track_descriptor=descriptor)
-        event = proto.TrackEvent(type=kind.TYPE_SLICE_BEGIN, track_uuid=track, name=_label(span), categories=[domain])
-        event.debug_annotations.extend(_annotation(proto, name, value) for name, value in span.tags.items())
-        _connect(event, span)
-        yield _packet(proto, timestamp=span.start_ns, track_event=event)
-        heapq.heappush(ends, (max(span.end_ns, span.start_ns), -order, track))
+            named = {"uuid": track, "parent_uuid": _PROCESS_UUIDS[domain], "name": f"{domain} {lane + 1}"}
+            yield start_ns, wire.descriptor(start_ns, **named)
+        parts = [begin, wire.part(track_uuid=track), wire.part(name=_label(span), categories=(domain,))]
+        parts += [wire.annotation(name, value) for name, value in span.tags.items()]
+        yield start_ns, wire.event(start_ns, b"".join([*parts, *_flows(wire, span)]))
+        heapq.heappush(ends, (max(span.end_ns, start_ns), -order, track))
     yield from ended_by(float("inf"))
 
 
+def _type(wire: Wire, name: str) -> int:
+    return wire.types.Value(f"TYPE_{name}")
+
+
 class _Lanes:
-    """Lanes of each domain as stacks of open slices."""
+    """The lanes of a domain as stacks of open slices. Finding a place takes the logarithm of their number."""
 
-    def __init__(self) -> None:
-        self._open: dict[str, list[list[tuple[int, Any]]]] = {domain: [] for domain in DOMAINS}
+    def __init__(self, domain: str):
+        self.domain = domain
+        self._ends: list[list[int]] = []
+        """By lane: when its open slices end, the outermost first."""
+        self._owners: list[Any] = []
+        """By lane: the thread and episode of all of its open slices."""
+        self._free: list[int] = []
+        self._taken: list[tuple[int, int]] = []
+        """(end of the outermost slice, lane), the earliest first."""
+        self._lanes_of: dict[Any, list[int]] = {}
 
-    def place(self, domain: str, span: Span) -> tuple[int, bool]:
-        """The first lane that is free, or in which the span nests in its own episode; whether it is new."""
-        owner = (span.thread, span.tags.get("group"), span.tags.get("episode"))
-        lanes = self._open[domain]
-        free = None
-        for index, stack in enumerate(lanes):
-            while stack and stack[-1][0] <= span.start_ns:
-                stack.pop()
-            if stack and stack[-1][1] == owner and span.end_ns <= stack[-1][0]:
-                free = index
-                break
-            if not stack and free is None:
-                free = index
-        if free is None:
-            free = len(lanes)
-            lanes.append([])
-            is_new = True
-        else:
-            is_new = False
-        lanes[free].append((span.end_ns, owner))
-        return free, is_new
+    def place(self, span: Span) -> tuple[int, bool]:
+        """The first lane in which the span nests in its own episode, else the first free one; whether it is new."""
+        start_ns, end_ns, tags = span.start_ns, span.end_ns, span.tags
+        owner = (span.thread, tags.get("group"), tags.get("episode"))
+        while self._taken and self._taken[0][0] <= start_ns:
+            self._leave(heapq.heappop(self._taken)[1])
+        for lane in self._lanes_of.get(owner, ()):
+            ends = self._ends[lane]
+            while ends[-1] <= start_ns:
+                ends.pop()
+            if end_ns <= ends[-1]:
+                ends.append(end_ns)
+                return lane, False
+        is_new = not self._free
+        if is_new:
+            self._free.append(len(self._ends))
+            self._ends.append([])
+            self._owners.append(None)
+        lane = heapq.heappop(self._free)
+        self._ends[lane], self._owners[lane] = [end_ns], owner
+        self._lanes_of.setdefault(owner, []).append(lane)
+        heapq.heappush(self._taken, (end_ns, lane))
+        return lane, is_new
+
+    def _leave(self, lane: int) -> None:
+        heapq.heappush(self._free, lane)
+        mine = self._lanes_of[self._owners[lane]]
+        mine.remove(lane)
+        if not mine:
+            del self._lanes_of[self._owners[lane]]
 
 
-def _readings(proto: ModuleType, counters: Iterator[Reading]) -> Iterator[Any]:
-    known: set[str] = set()
+def _readings(wire: Wire, counters: Iterator[Reading]) -> Iterator[Packet]:
+    count, known = _type(wire, "COUNTER"), set[str]()
     for reading in counters:
         track = _uuid("counter", reading.name)
         if reading.name not in known:
             known.add(reading.name)
-            parent = _PROCESS_UUIDS["loop"]
-            descriptor = {"uuid": track, "parent_uuid": parent, "name": reading.name, "counter": {}}
-            yield _packet(proto, timestamp=reading.time_ns, track_descriptor=descriptor)
-        event = {
-            "type": proto.TrackEvent.Type.TYPE_COUNTER,
-            "track_uuid": track,
-            "double_counter_value": float(reading.value),
-        }
-        yield _packet(proto, timestamp=reading.time_ns, track_event=event)
+            named = {"uuid": track, "parent_uuid": _PROCESS_UUIDS["loop"], "name": reading.name, "counter": {}}
+            yield reading.time_ns, wire.descriptor(reading.time_ns, **named)
+        event = wire.part(type=count, track_uuid=track) + wire.value(float(reading.value))
+        yield reading.time_ns, wire.event(reading.time_ns, event)
 
 
 def _label(span: Span) -> str:
@@ -165,28 +182,16 @@ def _label(span: Span) -> str:
     return f"{span.stage} {name}" if name else span.stage
 
 
-def _annotation(proto: ModuleType, name: str, value: Any) -> Any:
-    annotation = proto.DebugAnnotation(name=name)
-    if isinstance(value, bool):
-        annotation.bool_value = value
-    elif isinstance(value, int) and -(2**63) <= value < 2**63:
-        annotation.int_value = value
-    elif isinstance(value, float):
-        annotation.double_value = value
-    else:
-        annotation.string_value = str(value)
-    return annotation
-
-
-def _connect(event: Any, span: Span) -> None:
-    tags: Mapping[str, Any] = span.tags
-    if span.stage == "model_call" and "group" in tags:
-        event.flow_ids.append(_uuid("group", tags["group"]))
-    groups = tags.get("groups", ())
+def _flows(wire: Wire, span: Span) -> list[bytes]:
+    if span.stage == "model_call" and "group" in span.tags:
+        return [wire.part(flow_ids=(_uuid("group", span.tags["group"]),))]
+    groups = span.tags.get("groups", ())
     if span.stage == "train" and isinstance(groups, tuple | list):
-        event.terminating_flow_ids.extend(_uuid("group", group) for group in groups)
+        return [wire.part(terminating_flow_ids=(_uuid("group", group),)) for group in groups]
+    return []
 
 
+@lru_cache(16_384)
 def _uuid(*parts: Any) -> int:
     """The same 64-bit number for the same parts, apart from the small ones of the processes."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()

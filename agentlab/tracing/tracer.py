@@ -166,6 +166,17 @@ def counters(since_ns: int = 0) -> tuple[Reading, ...]:
     return tuple(sorted(found, key=_time))
 
 
+def follow_counters(since_ns: int) -> Callable[[], tuple[Reading, ...]]:
+    """As `follow_spans`, for counters: each call returns the readings since the call before, by time."""
+    follower = _counters.follow()
+
+    def new() -> tuple[Reading, ...]:
+        found = [Reading(*row) for _, records in follower.new() for row in records if row[1] >= since_ns]
+        return tuple(sorted(found, key=_time))
+
+    return new
+
+
 # -- where it goes ---------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agentlab.errors import ConfigError
+from agentlab.tracing import span
 from agentlab.training.advantages import Advantages, Credit, Shaping, group_advantages, outcome, token_advantages
 from agentlab.training.algorithms import Aggregate, token_mean
 from agentlab.types import TokenRow, Trajectory, TrajectoryGroup
@@ -189,14 +190,14 @@ def pack(
         ValueError: a trajectory's first token is a sampled one, so that nothing predicts it.
     """
     _check_sizes(row_tokens, micro_batch_tokens)
-    values = token_advantages(groups, advantages=advantages, credit=credit, shaping=shaping)
-    members, sequences, left_out = _members(groups, values, aggregate)
-    kept = [m for m in members if m and (keep_equal_groups or any(x.advantages.any() for x in m))]
-    if pad_to_longest:
-        rows = _one_row_each([x for m in kept for x in m])
-    else:
-        rows = _fill([bundle for m in kept for bundle in _bundles(m, share_prefix)], row_tokens)
-    batches = tuple(_batches(rows, micro_batch_tokens))
+    with span("advantage", groups=len(groups)):
+        values = token_advantages(groups, advantages=advantages, credit=credit, shaping=shaping)
+    with span("pack", groups=len(groups)):
+        members, sequences, left_out = _members(groups, values, aggregate)
+        kept = [m for m in members if m and (keep_equal_groups or any(x.advantages.any() for x in m))]
+        bundles = [] if pad_to_longest else [bundle for m in kept for bundle in _bundles(m, share_prefix)]
+        rows = _one_row_each([x for m in kept for x in m]) if pad_to_longest else _fill(bundles, row_tokens)
+        batches = tuple(_batches(rows, micro_batch_tokens))
     return Packed(
         batches,
         PackCounts(

@@ -259,8 +259,7 @@ class Trainer:
 
     def _update(self, groups: Sequence[TrajectoryGroup]) -> UpdateResult:
         start_ns = now_ns()
-        with span("pack", groups=len(groups)):
-            packed = self._pack(groups)
+        packed = self._pack(groups)
         rounds = list(self._replicas.rounds(packed.batches))
         references = [self._reference_logprobs(batch) for batch, *_ in rounds]
         if self.config.beta > 0 and self.algorithm.divergence_in == "reward":
@@ -358,13 +357,14 @@ class Trainer:
                 for entry in np.flatnonzero(there):
                     group, index = packed.sequences[targets.sequence[entry]]
                     penalties[group][index][targets.place[entry]] = costs[entry]
-        values = token_advantages(
-            groups,
-            advantages=self.algorithm.advantages,
-            credit=self.algorithm.credit,
-            shaping=self.algorithm.shaping,
-            penalties=penalties,
-        )
+        with span("advantage", groups=len(groups)):
+            values = token_advantages(
+                groups,
+                advantages=self.algorithm.advantages,
+                credit=self.algorithm.credit,
+                shaping=self.algorithm.shaping,
+                penalties=penalties,
+            )
         return with_advantages(packed, values)
 
     def _logprobs_before(self, batch: MicroBatch) -> Array | None:

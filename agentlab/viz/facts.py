@@ -33,8 +33,12 @@ def numbers(snapshot: RunSnapshot, tokens_per_s: float, checkpoint_age_s: float 
         ("staleness", _staleness(last)),
         ("failed episodes", str(sum(snapshot.failures.values()))),
     ]
-    if math.isfinite(reward := last.get("reward_mean", math.nan)):
-        rows.insert(0, ("reward", f"{reward:.3f}"))
+    for name, key in (("reward", "reward_mean"), ("loss", "loss")):
+        if math.isfinite(value := last.get(key, math.nan)):
+            rows.insert(0, (name, f"{value:.3f}"))
+            break
+    if engine.num_compiled < engine.num_programs:
+        rows.insert(0, ("warming up, programs compiled", f"{engine.num_compiled} of {engine.num_programs}"))
     if snapshot.counts.stale:
         rows.append(("stale groups", str(snapshot.counts.stale)))
     if math.isfinite(checkpoint_age_s):
@@ -70,15 +74,20 @@ def headline(snapshot: RunSnapshot) -> str:
     return text if snapshot.status in ENDED else f"{text} · {duration(eta_s(snapshot))} left"
 
 
-def head_html(snapshot: RunSnapshot, tokens_per_s: float, checkpoint_age_s: float = math.nan) -> str:
-    """Name, status, progress and numbers."""
+def head_html(
+    snapshot: RunSnapshot,
+    tokens_per_s: float,
+    checkpoint_age_s: float = math.nan,
+    extra: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Name, status, progress and numbers, those of `extra` too."""
     color = _STATUS_COLORS[snapshot.status]
     done = 100 * snapshot.step / snapshot.steps if snapshot.steps else 0
     chip = f'<span style="background:{color};color:#fff;border-radius:3px;padding:1px 7px">{snapshot.status}</span>'
     cells = "".join(
         f'<span style="margin:0 14px 2px 0;white-space:nowrap;display:inline-block">{escape(name)} '
         f"<b>{escape(value)}</b></span>"
-        for name, value in numbers(snapshot, tokens_per_s, checkpoint_age_s)
+        for name, value in (*numbers(snapshot, tokens_per_s, checkpoint_age_s), *extra)
     )
     return (
         f'<div style="line-height:1.6;overflow-wrap:anywhere"><b>{escape(snapshot.name)}</b> {chip} '

@@ -17,12 +17,13 @@ from IPython import get_ipython
 from IPython.display import publish_display_data
 
 from agentlab.platform.detect import platform_kind
-from agentlab.tracing import Span, follow_table, open_spans
+from agentlab.tracing import Reading, Span, follow_counters, follow_table, open_spans
 from agentlab.tracing.table import SpanTable
 from agentlab.types import RunSnapshot, checked_option
 from agentlab.viz import facts
 from agentlab.viz.browser import BrowsedRun, TrajectoryBrowser
 from agentlab.viz.canvas import png
+from agentlab.viz.chips import CHIP_COUNTERS, Chips
 from agentlab.viz.face import SIZES, Face
 from agentlab.viz.minute import WINDOW_S, Minute, View
 from agentlab.viz.pictures import CurvePicture, LanesPicture
@@ -62,6 +63,9 @@ class Dashboard:
         self._run, self.transport = run, transport
         snapshot = run.snapshot()
         self._new_spans = follow_table(max(snapshot.start_ns, snapshot.now_ns - round(WINDOW_S * 1e9)))
+        self._new_readings = follow_counters(max(snapshot.start_ns, snapshot.now_ns - round(WINDOW_S * 1e9)))
+        self._readings: deque[Reading] = deque()
+        """Of the chips, of the last minute."""
         self._tokens: deque[tuple[int, int]] = deque()
         self._lanes, self._curve = LanesPicture(), CurvePicture()
         self._minute = Minute(self._lanes.columns, snapshot.start_ns)
@@ -91,6 +95,7 @@ class Dashboard:
             under_way = SpanTable.of(open_spans())
             new = self._new_spans()
             self._saved_ns = int(new.only("checkpoint").end_ns.max(initial=self._saved_ns))
+            self._keep_readings(snapshot.now_ns)
             self._redraw(snapshot, self._minute.take(new, under_way, snapshot.now_ns))
         except Exception as error:  # a display that cannot be drawn must not end the run
             self._trouble = (f"The dashboard could not be redrawn: {type(error).__name__}: {error}",)
@@ -105,19 +110,25 @@ class Dashboard:
 
     def _redraw(self, snapshot: RunSnapshot, view: View) -> None:
         found, pace = view.found, self._tokens_per_s(snapshot)
-        verdict = sentence(found)
-        self._set_picture("lanes", self._lanes.draw(view.flight, found))
+        chips = Chips.of(self._readings)
+        verdict = f"{sentence(found)} {chips.sentence}".rstrip()
+        self._set_picture("lanes", self._lanes.draw(view.flight, found, chips.duty))
         counted = len(snapshot.metrics), len(snapshot.evaluations)
         since_s = (snapshot.now_ns - self._curve_ns) / 1e9
         if self._curve_of != counted and (since_s >= _CURVE_S or snapshot.status in facts.ENDED):
             self._curve_of, self._curve_ns = counted, snapshot.now_ns
             self._set_picture("curve", self._curve.render(snapshot.metrics, snapshot.evaluations, snapshot.steps))
         age_s = (snapshot.now_ns - self._saved_ns) / 1e9 if self._saved_ns else math.nan
-        self._html["head"] = facts.head_html(snapshot, pace, age_s)
+        self._html["head"] = facts.head_html(snapshot, pace, age_s, chips.numbers)
         self._html["foot"] = facts.foot_html(snapshot, found, verdict, self._trouble)
         self._text = facts.as_text(snapshot, pace, verdict, self._trouble, age_s)
         if self._face is not None:
             self._in_newest_cell(partial(self._assign, self._face, snapshot))
+
+    def _keep_readings(self, now_ns: int) -> None:
+        self._readings += (reading for reading in self._new_readings() if reading.name in CHIP_COUNTERS)
+        while self._readings and self._readings[0].time_ns < now_ns - WINDOW_S * 1e9:
+            self._readings.popleft()
 
     def freeze(self) -> None:
         """Replace the widgets, wherever they are shown, by a picture and text that need no kernel."""

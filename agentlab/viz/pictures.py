@@ -13,7 +13,7 @@ from agentlab.tracing.table import SpanTable
 from agentlab.viz.canvas import Canvas, Label
 from agentlab.viz.colors import BLUE, CAUSE_COLORS, FAINT, GREY, INK, PAPER, STAGE_COLORS, VERMILION
 from agentlab.viz.lanes import LANES, flight_of, paint_lanes, rgb
-from agentlab.viz.learning import moving_mean, reward_points
+from agentlab.viz.learning import curve_points, moving_mean
 from agentlab.viz.minute import WINDOW_S
 
 _LIVE_LANES = LANES[:8]
@@ -21,6 +21,8 @@ _FONT = 17
 _PIXELS_PER_CHARACTER = 13
 _MOST_POINTS = 400
 _MOST_MARKERS = 100
+_MARK = 4
+"""Pixels of the mark on the gauge where the chips say that their busy time ends."""
 
 
 class LanesPicture:
@@ -52,8 +54,8 @@ class LanesPicture:
         edges = np.linspace(start_ns, now_ns, self.columns + 1).astype(np.int64)
         return self.draw(flight_of(table.within(start_ns, now_ns), edges), found)
 
-    def draw(self, flight: np.ndarray, found: Account) -> np.ndarray:
-        """The same from [stages, columns] spans in flight."""
+    def draw(self, flight: np.ndarray, found: Account, duty: float = math.nan) -> np.ndarray:
+        """The same from [stages, columns] spans in flight; `duty` is the chips' own share of busy time, if they say."""
         drawn = paint_lanes(flight, _LIVE_LANES, rows_per_lane=self.rows // len(_LIVE_LANES))
         image = np.full((self.rows, self.columns, 3), 255, np.uint8)
         image[: len(drawn.image)] = drawn.image
@@ -64,6 +66,10 @@ class LanesPicture:
         ]
         bar = np.full((*self._canvas.size_of(self._gauge), 3), 241, np.uint8)
         labels += self._fill_gauge(bar, found)
+        if math.isfinite(duty):
+            at = round(min(max(duty, 0.0), 1.0) * (bar.shape[1] - _MARK))
+            bar[:, at : at + _MARK] = rgb(INK)
+            labels.append(Label(self._gauge, min(max(duty, 0.12), 0.88), -0.25, f"chip {duty:.0%}", _FONT - 2, INK))
         return self._canvas.render(((self._lanes, image), (self._gauge, bar)), labels=labels)
 
     def _fill_gauge(self, bar: np.ndarray, found: Account) -> list[Label]:
@@ -80,14 +86,14 @@ class LanesPicture:
 
 
 class CurvePicture:
-    """Reward over updates, with evaluations; owned by one thread."""
+    """Reward, or the loss of a run that has none, over updates, with evaluations; owned by one thread."""
 
     width, height = 560, 440
 
     def __init__(self) -> None:
         self._canvas = Canvas(self.width, self.height)
         axes = self._axes = self._canvas.figure.add_axes((0.17, 0.18, 0.80, 0.71))
-        axes.set_title("reward", loc="left", fontsize=_FONT + 1, color=INK)
+        self._title = axes.set_title("reward", loc="left", fontsize=_FONT + 1, color=INK)
         axes.set_xlabel("update", fontsize=_FONT, color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.grid(axis="y", color=FAINT)
@@ -98,14 +104,15 @@ class CurvePicture:
         (self._evaluated,) = axes.plot([], [], color=VERMILION, linewidth=1.5, marker="o", markersize=8)
         self._intervals = axes.vlines([], [], [], color=VERMILION, linewidth=2)
         for x, label, color in ((0.22, "each", GREY), (0.385, "mean of 8", BLUE), (0.71, "evaluation", VERMILION)):
-            axes.text(x, 1.03, label, color=color, fontsize=_FONT, transform=axes.transAxes)
+            self._of_evaluations = axes.text(x, 1.03, label, color=color, fontsize=_FONT, transform=axes.transAxes)
         self._limits = (0.0, 0.0, 0.0)
 
     def render(
         self, metrics: Sequence[Mapping[str, float]], evaluations: Sequence[Mapping[str, float]], steps: int
     ) -> np.ndarray:
         """[height, width, 3] uint8 picture of the whole run; `steps` is how many updates it will have."""
-        at, rewards = reward_points(metrics)
+        name, at, rewards = curve_points(metrics)
+        self._name(name)
         every = max(1, math.ceil(len(at) / _MOST_POINTS))
         smooth = moving_mean(rewards)
         self._raw.set_marker("." if len(at) <= _MOST_MARKERS else "")
@@ -116,6 +123,12 @@ class CurvePicture:
         values = [*rewards, *(row["low"] for row in evaluations), *(row["high"] for row in evaluations)]
         self._fit(values, max([steps, 1, *at]))
         return self._canvas.render((), (self._raw, self._smooth, self._intervals, self._evaluated))
+
+    def _name(self, name: str) -> None:
+        if self._title.get_text() != name:
+            self._title.set_text(name)
+            self._of_evaluations.set_visible(name == "reward")
+            self._canvas.stale()
 
     def _fit(self, values: Sequence[float], last_step: float) -> None:
         """Set limits to round numbers around the data, so that they seldom change."""

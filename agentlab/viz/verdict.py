@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentlab.tracing import Account, Span, Stage, account, reasons
+from agentlab.tracing import Account, Reading, Span, Stage, account, reasons
 from agentlab.tracing.accounting import Cause
 from agentlab.types import EngineStats, RunSnapshot
+from agentlab.viz.chips import Chips
 from agentlab.viz.prediction import Outlook, Prediction, outlook
 from agentlab.viz.workload import workload_of
 
@@ -69,7 +70,13 @@ class Verdict:
     __repr__ = __str__
 
 
-def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | None = None) -> Verdict:
+def diagnose(
+    snapshot: RunSnapshot,
+    spans: Iterable[Span],
+    *,
+    found: Account | None = None,
+    readings: Iterable[Reading] = (),
+) -> Verdict:
     """Say where device time went, and what to change.
 
     Predictions replay the load that was measured under other settings; they are made where the run
@@ -80,12 +87,13 @@ def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | N
         snapshot: The run as it is.
         spans: What was traced, in any order.
         found: Their account, if it is known already.
+        readings: Of counters, by time: what the chips' own runtime says is told beside what was traced.
     """
-    spans = tuple(spans)
+    spans, said = tuple(spans), tuple(filter(None, (Chips.of(readings).sentence,)))
     found = found or account(spans)
     shares = found.idle_shares if found.duration_s else {}
     if not found.busy_s:
-        return Verdict(sentence(found), 0.0, shares, _findings(snapshot, spans))
+        return Verdict(sentence(found), 0.0, shares, (*said, *_findings(snapshot, spans)))
     why = reasons(spans, found.start_ns, found.stop_ns, max_concurrency=_places(snapshot))
     why = {reason: seconds / found.duration_s for reason, seconds in why.items()}
     load = workload_of(snapshot, spans, found)
@@ -95,7 +103,7 @@ def diagnose(snapshot: RunSnapshot, spans: Iterable[Span], *, found: Account | N
         sentence(found),
         found.utilisation,
         shares,
-        (*_because(why, spans, snapshot), *_findings(snapshot, spans), *_limits(seen)),
+        (*_because(why, spans, snapshot), *said, *_findings(snapshot, spans), *_limits(seen)),
         (*(f"{change}." for change in told), *_advice(snapshot, found, shares, predicted=not isinstance(seen, str))),
         why,
         told,
