@@ -44,8 +44,9 @@ def layouts_for(rows: int) -> tuple[Layout, ...]:
 
 def best_decode_loop(model: Model, rows: int, context: int, *, tries: int = 3) -> tuple[Layout, Callable[[], float]]:
     """The loop of the layout that was fastest in a few tries by turns."""
+    loops: dict[Layout, Callable[[], float]]
     loops = {layout: decode_loop(model, rows, context, layout) for layout in layouts_for(rows)}
-    fastest = dict.fromkeys(loops, float("inf"))
+    fastest: dict[Layout, float] = dict.fromkeys(loops, float("inf"))
     for _ in range(tries):
         for layout, loop in loops.items():
             fastest[layout] = min(fastest[layout], loop())

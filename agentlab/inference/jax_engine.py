@@ -102,7 +102,7 @@ class JaxEngine(Engine):
         memory_share: float = 0.6,
         tokens_per_slot: int = 512,
         max_dispatch: int = 8,
-        dispatch_s: float = 1.0,
+        dispatch_s: float = 0.5,
         prefill_chunk: int = 64,
         recompute_on_update: bool = False,
         mesh: Mesh | None = None,

@@ -81,7 +81,7 @@ def abstract_cache(config: DecoderConfig, num_slots: int, length: int, dtype: An
     """The shapes of such a cache, as it will lie."""
     shape = (num_slots, config.num_kv_heads, length, config.head_dim)
     place = SingleDeviceSharding(device) if isinstance(device, jax.Device) else device
-    layers = (jax.ShapeDtypeStruct(shape, dtype, sharding=place),) * config.num_layers
+    layers: Any = (jax.ShapeDtypeStruct(shape, dtype, sharding=place),) * config.num_layers
     return Cache(layers, layers)
 
 

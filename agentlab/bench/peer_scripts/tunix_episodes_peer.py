@@ -92,7 +92,7 @@ def play(rollout: Any, config: Any, texts: list[str], question: dict[str, Any], 
     shared, turns = text(question["shared"]), question["turns"]
     pairs = []
     for _ in range(count):
-        task = {"prompt": shared + text(question["own"])}
+        task: dict[str, Any] = {"prompt": shared + text(question["own"])}
         task["observations"] = [text(question["observation"]) for _ in range(turns + 1)]
         pairs.append((ModelAgent(""), Observed(task, max_steps=turns)))
 
