@@ -125,7 +125,7 @@ imitation = trainer.train(examples, steps=160)
 imitation
 
 # %% [markdown]
-# *Every token that the assistant says becomes likelier. There is no reward yet, so its picture stays empty.
+# *Every token that the assistant says becomes likelier. There is no reward yet: the curve is the loss.
 # `lora_rank=0` means that all weights are trained.*
 #
 # The *loss* says how much the examples still surprise the model: 0 would be not at all.
