@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentlab.bench.engine_load import gather
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.jax_engine import JaxEngine
 from agentlab.inference.shapes import PrefillSize, Shapes
@@ -44,18 +45,6 @@ def serve(engine: JaxEngine, body: Callable[[], Awaitable[Any]]) -> Any:
         return result
 
     return anyio.run(main)
-
-
-async def gather(engine: JaxEngine, requests: list[GenerationRequest]) -> list[Completion]:
-    done: dict[str, Completion] = {}
-
-    async def one(request: GenerationRequest) -> None:
-        done[request.id] = await engine.generate(request)
-
-    async with anyio.create_task_group() as group:
-        for request in requests:
-            group.start_soon(one, request)
-    return [done[request.id] for request in requests]
 
 
 @jax.jit

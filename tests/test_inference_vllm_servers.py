@@ -57,6 +57,13 @@ def requests_at(fake: FakeVLLM) -> int:
     return fake.paths().count("/inference/v1/generate")
 
 
+async def under_way(group, engine, fake):
+    """A request that has reached the server."""
+    group.start_soon(engine.generate, ask("a"))
+    while not fake.num_running:
+        await anyio.sleep(0.02)
+
+
 def test_tokens_logprobs_versions_and_the_share_from_the_cache_arrive(fakes, tmp_path):
     answers: list[Completion] = []
     engine = engine_of(fakes[0], folder=tmp_path)
@@ -167,9 +174,7 @@ def test_a_request_that_somebody_else_ended_ends_the_engine_and_says_so(fakes, t
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(engine.generate, ask("a"))
-            while not fakes[0].num_running:
-                await anyio.sleep(0.02)
+            await under_way(group, engine, fakes[0])
             fakes[0].num_aborts += 1
 
     with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="aborted from elsewhere"))):
@@ -374,9 +379,7 @@ def test_a_cancelled_request_closes_its_connection(fakes, tmp_path):
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(engine.generate, ask("a"))
-            while not fakes[0].num_running:
-                await anyio.sleep(0.02)
+            await under_way(group, engine, fakes[0])
             group.cancel_scope.cancel()
         with anyio.fail_after(5):
             while fakes[0].num_running:

@@ -139,7 +139,7 @@ def test_the_hubs_own_bars_are_shown_only_where_somebody_sees_them(seen, progres
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr(fetch, "visible", lambda: seen)
+    monkeypatch.setattr(fetch, "is_visible", lambda: seen)
     before = are_progress_bars_disabled()
     fetch.fetch_model("somebody/something", progress=progress)
     assert hidden[-1] == (before or not (seen and progress))

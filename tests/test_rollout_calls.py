@@ -1,6 +1,7 @@
 """What a run measures of its model calls: waiting, reading, sampling, and what the engine's cache saved."""
 
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,18 @@ def test_means_are_over_the_calls_since_the_last_look():
     wanted = {"call_queued_s": 2.0, "call_prefill_s": 0.0, "call_decode_s": 2.0}
     assert found == {**wanted, "prompt_cached_share": 0.5, "cache_used": 0.25}
     assert all(math.isnan(value) for value in calls.measures(EngineStats()).values())
+
+
+def test_calls_that_nobody_asks_about_are_not_piled_up():
+    calls, one = ModelCalls(), call(10, 10)
+    calls.add(*one)
+    tracemalloc.start()
+    for _ in range(5_000):
+        calls.add(*one)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 50_000
+    assert calls.measures(EngineStats())["call_decode_s"] == 2.0
 
 
 def test_a_call_that_never_reached_the_engine_counts_nothing():

@@ -7,7 +7,6 @@ are trained, in float32; they are random, so that no turn ends before its last t
 
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,9 +19,8 @@ from typing import Any, final
 
 from agentlab.agents import ModelAgent
 from agentlab.bench.contract import Row
-from agentlab.bench.peers import TIMEOUT_S, ask_peer
+from agentlab.bench.peers import ask, ask_peer
 from agentlab.environments import BaseTaskEnv
-from agentlab.errors import ConfigError
 from agentlab.learner import GRPOConfig, GRPOLearner
 from agentlab.models import load_model, tiny_model
 from agentlab.models.tokenizer import load_tokenizer
@@ -138,14 +136,7 @@ def ask_alone(question: Mapping[str, Any]) -> Answer:
     Raises:
         ConfigError: it failed or did not answer in time; the end of what it wrote is told.
     """
-    command = [sys.executable, "-m", "agentlab.bench.agentic_step", json.dumps(question)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"The step did not end within {TIMEOUT_S:.0f} s.") from error
-    if done.returncode:
-        raise ConfigError(f"The step failed with status {done.returncode}: {done.stderr[-500:]}")
-    return Answer.of(json.loads(done.stdout.splitlines()[-1]))
+    return Answer.of(ask([sys.executable, "-m", "agentlab.bench.agentic_step"], question, "The step"))
 
 
 def question_of(shape: Mapping[str, Any], tokenizer: str, *, tool_s: float, steps: int) -> dict[str, Any]:

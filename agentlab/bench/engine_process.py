@@ -6,13 +6,13 @@ that many from a cold start and then once more; else it decodes 32 sequences. On
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from agentlab.bench.engine_load import PROMPT, gather, play_episodes, random_tokens, request
+from agentlab.bench.peers import ask
 from agentlab.inference import JaxEngine
 from agentlab.models import load_model
 from agentlab.rollout.serving import run_served
@@ -24,14 +24,11 @@ def ask_process(question: dict[str, Any], folder: str) -> dict[str, Any]:
     """The answer of a new process that keeps its compiled programs in this folder.
 
     Raises:
-        RuntimeError: it failed; the end of what it wrote is told.
+        ConfigError: it failed, or did not answer in time; the end of what it wrote is told.
     """
     environment = {**os.environ, "AGENTLAB_COMPILATION_CACHE": folder}
-    command = [sys.executable, "-m", "agentlab.bench.engine_process", json.dumps(question)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"The process that measures itself failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "agentlab.bench.engine_process"]
+    return ask(command, question, "The process that measures itself", environ=environment)
 
 
 def measured(question: dict[str, Any]) -> dict[str, Any]:

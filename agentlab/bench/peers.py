@@ -1,8 +1,8 @@
-"""Other people's engines, each run by a script in a Python of its own: one JSON line in, one JSON line out."""
+"""Processes that measure themselves, ours and other people's: one JSON line in, one JSON line out."""
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,27 @@ def ask_peer(name: str, python: str, question: Mapping[str, Any]) -> dict[str, A
     Raises:
         ConfigError: the script failed, or did not answer in time; the end of what it wrote is told.
     """
-    command = [python, str(SCRIPTS[name]), json.dumps(question)]
+    return ask([python, str(SCRIPTS[name])], question, f"The peer {name}")
+
+
+def ask(
+    command: Sequence[str], question: Mapping[str, Any], what: str, *, environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What a process answers; its last argument is the question.
+
+    Args:
+        what: It is, for errors.
+        environ: Its environment variables; None for ours.
+
+    Raises:
+        ConfigError: it failed, or did not answer in time; the end of what it wrote is told.
+    """
     try:
-        answered = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        answered = subprocess.run(
+            [*command, json.dumps(question)], capture_output=True, text=True, env=environ, timeout=TIMEOUT_S
+        )
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"The peer {name} did not answer within {TIMEOUT_S:.0f} s.") from error
+        raise ConfigError(f"{what} did not answer within {TIMEOUT_S:.0f} s.") from error
     if answered.returncode:
-        raise ConfigError(f"The peer {name} failed with status {answered.returncode}: {answered.stderr[-500:]}")
+        raise ConfigError(f"{what} failed with status {answered.returncode}: {answered.stderr[-500:]}")
     return json.loads(answered.stdout.splitlines()[-1])

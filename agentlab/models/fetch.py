@@ -16,7 +16,7 @@ from typing import Any
 
 from agentlab.errors import ModelError
 from agentlab.platform.cache import cache_dir
-from agentlab.platform.progress import bar, visible
+from agentlab.platform.progress import bar, is_visible
 
 HUB_TIMEOUT_S = 5.0
 """How long the hub may take to say that it is there."""
@@ -130,7 +130,7 @@ def _from_hub(name: str, *, progress: bool) -> Path:
         raise _HubUnreachable("HF_HUB_OFFLINE forbids it")
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-        with _hub_bars(progress and visible()):
+        with _hub_bars(progress and is_visible()):
             return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except GatedRepoError as error:
         raise ModelError(

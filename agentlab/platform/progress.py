@@ -9,13 +9,9 @@ _shown: set[str] = set()
 """Kinds that have a bar now."""
 
 
-def visible() -> bool:
+def is_visible() -> bool:
     """Whether somebody can see a bar: stderr is a terminal, or there is a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
-
-
-_seen = visible
-"""Under another name, for `bar` has an argument of this one."""
 
 
 @contextmanager
@@ -45,7 +41,7 @@ def bar(
     from tqdm import tqdm
 
     notebook = "ipykernel" in sys.modules
-    seen = _seen() if visible is None else visible
+    seen = is_visible() if visible is None else visible
     kind = kind or label
     mine = enabled and seen and kind not in _shown
     if mine:

@@ -73,7 +73,7 @@ class Buffer:
                 continue
             if before == self._trims and not self._trimming:
                 return found
-            time.sleep(0)
+            time.sleep(0)  # lets the owner end its removal
 
 
 @dataclass(frozen=True)
