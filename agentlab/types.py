@@ -319,7 +319,7 @@ class EngineStats:
     compilations: int = 0
     """Programs compiled after warm-up; anything above 0 is a fault."""
     num_programs: int = 0
-    """Programs that warm-up compiles."""
+    """Programs that warm-up compiles; 0 where there is none."""
     num_compiled: int = 0
     """How many of them it has compiled so far."""
 

@@ -99,6 +99,12 @@ def test_the_front_doors_way_warms_up_before_the_first_answer_and_counts_on():
     assert stats.compilations == 0
 
 
+def test_an_engine_that_is_never_warmed_up_promises_no_programs():
+    engine = new_engine()
+    assert serve(engine, lambda: engine.generate(ask("a", (5, 6, 7)))).tokens
+    assert engine.stats().num_programs == engine.stats().num_compiled == 0
+
+
 def test_serving_can_be_ended_while_it_warms_up():
     engine = new_engine(warm_up=True)
 

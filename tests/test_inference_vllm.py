@@ -266,8 +266,8 @@ def test_the_next_turn_of_a_conversation_finds_the_last_one_in_the_cache(engine)
 FAMILIES = {
     "qwen2": {"num_kv_heads": 4},
     "qwen3": {},
-    "gemma2": {},
-    "gemma3_text": {},
+    "gemma2": {"windows": (16, None), "attention_soft_cap": 5.0, "logit_soft_cap": 3.0, "query_pre_attn_scalar": 24},
+    "gemma3_text": {"windows": (16, None), "local_rope_theta": 1e4, "rope_theta": 1e6},
 }
 
 

@@ -55,14 +55,17 @@ def random_group(model, seed, *, size=4, prompt=9, longest=12, name=None, temper
 
 
 def causal(config, size):
-    """Attention written the plain way: a causal softmax per head."""
+    """Attention written the plain way: a causal softmax per head, with the family's scale, soft cap and windows."""
 
-    def attention(_, q, k, v):
+    def attention(layer, q, k, v):
         groups = config.num_heads // config.num_kv_heads
         k, v = jnp.repeat(k, groups, axis=2), jnp.repeat(v, groups, axis=2)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(config.head_dim)
-        scores = jnp.where(jnp.tri(size, dtype=bool), scores, -1e30)
-        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(config.query_pre_attn_scalar or config.head_dim)
+        if (cap := config.attention_soft_cap) is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        distance = jnp.arange(size)[:, None] - jnp.arange(size)
+        seen = (distance >= 0) & (distance < (config.window(layer) or size))
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1), v)
 
     return attention
 

@@ -350,7 +350,7 @@ class JaxEngine(Engine):
             tokens_cached=scheduler.tokens_cached,
             busy_s=runner.busy_ns / 1e9,
             compilations=runner.compilations,
-            num_programs=runner.num_declared,
+            num_programs=runner.num_declared if runner.warm or self._warm_up_first else 0,
             num_compiled=runner.num_compiled,
         )
 
