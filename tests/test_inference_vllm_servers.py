@@ -403,10 +403,11 @@ def test_wrong_options_are_refused_before_anything_starts(fakes, tmp_path):
         VLLMServerEngine.launch(MODEL, python=sys.executable, logprobs_mode="raw_logprobs")
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_last_lines(tmp_path):
+def test_a_server_that_ends_at_once_is_told_with_its_last_lines_and_without_a_bar_in_a_log(tmp_path, capsys):
     process = ServerProcess(tmp_path, python=sys.executable)  # vLLM is not installed here
     with pytest.raises(EngineError, match=r"ended. Its last lines:\n[\s\S]*vllm"):
-        process.wait_until_healthy(lambda _: False, timeout_s=60, progress=False)
+        process.wait_until_healthy(lambda _: False, timeout_s=60, progress=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_full_disk_is_told_with_the_size_that_is_needed():

@@ -16,6 +16,7 @@ from typing import Any
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference import vllm_guard, vllm_plugin
 from agentlab.inference.vllm_base import check_options
+from agentlab.platform.progress import bar
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the routes for new weights; they have no password, hence loopback only
@@ -82,11 +83,9 @@ class ServerProcess:
         Raises:
             EngineError: it ended, or is not healthy in time; the text shows its last lines.
         """
-        from tqdm.auto import tqdm
-
         began_s = time.monotonic()
-        form = "{desc}: {n:.0f} s {postfix}"
-        with tqdm(desc=f"Starting vLLM at {self.url}", bar_format=form, disable=not progress) as bar:
+        label, form = f"Starting vLLM at {self.url}", "{desc}: {n:.0f} s {postfix}"
+        with bar(None, label, kind="starting vLLM", enabled=progress, form=form) as shown:
             while not healthy(self.url):
                 waited_s = time.monotonic() - began_s
                 if self.ended or waited_s > timeout_s:
@@ -94,8 +93,8 @@ class ServerProcess:
                     lines = self.last_lines()
                     self.close()
                     raise EngineError(f"The vLLM server {why}. Its last lines:\n{lines}")
-                bar.n = waited_s
-                bar.set_postfix_str(self.last_lines().rpartition("\n")[2][-60:])
+                shown.n = waited_s
+                shown.set_postfix_str(self.last_lines().rpartition("\n")[2][-60:])
                 time.sleep(0.2)
 
 

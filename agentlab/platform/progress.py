@@ -23,6 +23,7 @@ def bar(
     enabled: bool = True,
     unit: str = "",
     size_bytes: bool = False,
+    form: str | None = None,
     visible: bool | None = None,
 ) -> Iterator[Any]:
     """A tqdm bar; silent unless stderr is a terminal or this is a notebook, or while one of its kind is there.
@@ -36,6 +37,7 @@ def bar(
         enabled: False never shows it.
         unit: Of the count.
         size_bytes: The count is in bytes: show it as MB.
+        form: tqdm's `bar_format`; None for its own.
         visible: Whether somebody can see it; None finds out.
     """
     from tqdm import tqdm
@@ -52,6 +54,7 @@ def bar(
             desc=label,
             unit="B" if size_bytes else unit,
             unit_scale=size_bytes,
+            bar_format=form,
             disable=not mine,
             file=sys.stdout if notebook else sys.stderr,
         ) as made:
