@@ -53,8 +53,9 @@ test-notebooks: install ## every notebook in fast mode, top to bottom
 test-browser: install ## the tests that drive a headless Chromium
 	@$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
-test-colab: $(COLAB_VENV)/.installed ## some notebooks on the versions of Colab's image, in an environment of its own
+test-colab: install $(COLAB_VENV)/.installed ## some notebooks, and the dashboard in classic Notebook, on the versions of Colab's image
 	@$(FAST) $(COLAB_VENV)/bin/python -m pytest $(NBMAKE) -W default $(COLAB_NOTEBOOKS) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m browser $(PYTEST_ARGS) tests/test_viz_browser_classic.py
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests of vLLM as engine, in an environment of its own with vLLM's CPU build
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W default $(PYTEST_ARGS) tests/test_inference_engines.py tests/test_inference_vllm*.py

@@ -1,9 +1,10 @@
-"""A JupyterLab on loopback, and what tests do with it in a headless Chromium."""
+"""A JupyterLab or a classic Notebook on loopback, and what tests do with it in a headless Chromium."""
 
 import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ CHROMIUM = [
 ]
 STATUS = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
 IDLE = f"{STATUS} === 'idle'"
+CLASSIC = "window.Jupyter.notebook"
 PATIENCE_MS = 60_000
 """For anything that a loaded machine delays."""
 
@@ -40,21 +42,35 @@ def screenshots_folder(default: Path) -> Path:
 @contextlib.contextmanager
 def lab_of(folder: Path, notebooks: dict[str, Sequence[str]], files: dict[str, str]) -> Iterator[str]:
     """The address of a JupyterLab whose folder holds these notebooks, by name, and files."""
-    for name, cells in notebooks.items():
-        (folder / name).write_text(json.dumps(_notebook(cells)))
+    write_notebooks(folder, notebooks)
     for name, text in files.items():
         (folder / name).write_text(text)
     settings = folder / "CONFIG" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
+    options = ["--expose-app-in-browser", f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={folder}"]
+    with _serving(folder, [sys.executable, "-m", "jupyterlab", *options], "jpserver") as address:
+        yield address
+
+
+@contextlib.contextmanager
+def classic_of(folder: Path, python: str, notebooks: dict[str, Sequence[str]]) -> Iterator[str]:
+    """The address of a classic Notebook of that interpreter's environment, whose folder holds these notebooks."""
+    write_notebooks(folder, notebooks)
+    options = [f"--NotebookApp.token={TOKEN}", f"--notebook-dir={folder}"]
+    with _serving(folder, [python, "-m", "notebook", *options], "nbserver") as address:
+        yield address
+
+
+@contextlib.contextmanager
+def _serving(folder: Path, command: Sequence[str], tells: str) -> Iterator[str]:
+    """The address of a server that writes where it listens into a file whose name begins with `tells`."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     env |= {f"JUPYTER_{kind}_DIR": str(folder / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
     env |= {"HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    options = ["--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root", "--expose-app-in-browser"]
-    command = [sys.executable, "-m", "jupyterlab", *options, f"--IdentityProvider.token={TOKEN}"]
-    with (folder / "lab.log").open("wb") as log:
+    with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            [*command, f"--ServerApp.root_dir={folder}"],
+            [*command, "--no-browser", "--ip=127.0.0.1", f"--port={_free_port()}", "--allow-root"],
             env=env,
             cwd=folder,
             stdout=log,
@@ -62,10 +78,16 @@ def lab_of(folder: Path, notebooks: dict[str, Sequence[str]], files: dict[str, s
             start_new_session=True,
         )
     try:
-        yield _address(folder / "RUNTIME", server, folder / "lab.log")
+        yield _address(folder / "RUNTIME", server, folder / "server.log", tells)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=20)
+
+
+def write_notebooks(folder: Path, notebooks: dict[str, Sequence[str]]) -> None:
+    """Write notebooks of these cells, by name."""
+    for name, cells in notebooks.items():
+        (folder / name).write_text(json.dumps(_notebook(cells)))
 
 
 def _notebook(sources: Sequence[str]) -> dict[str, Any]:
@@ -77,10 +99,16 @@ def _notebook(sources: Sequence[str]) -> dict[str, Any]:
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
 
 
-def _address(folder: Path, server: subprocess.Popen, log: Path) -> str:
+def _free_port() -> int:
+    """One that nobody uses now; classic Notebook does not tell which it took when it is asked for any."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return held.getsockname()[1]
+
+
+def _address(folder: Path, server: subprocess.Popen, log: Path, tells: str) -> str:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
-        for file in folder.glob("jpserver-*.json"):
+        for file in folder.glob(f"{tells}-*.json"):
             url = json.loads(file.read_text() or "{}").get("url")
             try:
                 if url and urllib.request.urlopen(f"{url}api/status?token={TOKEN}", timeout=5).status == 200:
@@ -88,12 +116,31 @@ def _address(folder: Path, server: subprocess.Popen, log: Path) -> str:
             except (urllib.error.URLError, TimeoutError):
                 pass
         time.sleep(0.1)
-    raise AssertionError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+    raise AssertionError(f"The server did not start:\n{log.read_text()[-3000:]}")
 
 
 @contextlib.contextmanager
 def page_of(chromium: str, address: str, notebook: str) -> Iterator[Any]:
     """A page with the notebook open and its kernel idle; what the console calls an error fails the test."""
+    with _browsing(chromium) as page:
+        page.goto(f"{address}lab/tree/{notebook}?token={TOKEN}")
+        page.wait_for_function("window.jupyterapp && window.jupyterapp.restored")
+        page.locator(".jp-CodeCell").first.wait_for()
+        page.wait_for_function(IDLE)
+        yield page
+
+
+@contextlib.contextmanager
+def classic_page_of(chromium: str, address: str, notebook: str) -> Iterator[Any]:
+    """A page of classic Notebook with its kernel connected; what the console calls an error fails the test."""
+    with _browsing(chromium) as page:
+        page.goto(f"{address}notebooks/{notebook}?token={TOKEN}")
+        page.wait_for_function(f"window.Jupyter && Jupyter.notebook && {CLASSIC}.kernel?.is_connected()")
+        yield page
+
+
+@contextlib.contextmanager
+def _browsing(chromium: str) -> Iterator[Any]:
     import pytest
 
     api = pytest.importorskip("playwright.sync_api")
@@ -104,10 +151,6 @@ def page_of(chromium: str, address: str, notebook: str) -> Iterator[Any]:
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(_told(message)) if message.type == "error" else None)
-        page.goto(f"{address}lab/tree/{notebook}?token={TOKEN}")
-        page.wait_for_function("window.jupyterapp && window.jupyterapp.restored")
-        page.locator(".jp-CodeCell").first.wait_for()
-        page.wait_for_function(IDLE)
         yield page
         browser.close()
     told = [error for error in errors if not _is_labs_own(error)]

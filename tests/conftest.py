@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -25,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def colab_python() -> str:
+    """An interpreter with the packages of Colab in the versions of `pins/`: $AGENTLAB_COLAB_PYTHON, or .venv-colab."""
+    made = Path(__file__).parent.parent / ".venv-colab" / "bin" / "python"
+    python = os.environ.get("AGENTLAB_COLAB_PYTHON", str(made))
+    if not Path(python).exists():
+        pytest.skip("no environment with Colab's pins here: make test-colab")
+    return python
 
 
 @pytest.fixture(scope="session")

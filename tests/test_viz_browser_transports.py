@@ -23,7 +23,7 @@ from browser_cases import (
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 START = """
-import random, time
+import os, random, time
 import agentlab as al
 from agentlab import viz
 from agentlab.bench.simulated import SimulatedLearner
@@ -41,10 +41,15 @@ def build():
         config=RolloutConfig(group_size=4, groups_per_step=2))
     return Parts(engine, orchestrator, SimulatedLearner(0.3), lambda policy: None)
 
-run = Run("in a browser", build, al.tasks.arithmetic(seed=0), 100_000)
+run = Run("in a browser", build, al.tasks.arithmetic(seed=0), int(os.environ.get("STEPS", 100_000)))
 """
-BUSY_CELL = "for beat in range(6000):\n    time.sleep(0.1)\n    if beat == 0: print('cell is busy')"
+BUSY_CELL = """
+for beat in range(int(os.environ.get("BEATS", 6000))):
+    time.sleep(0.1)
+    if beat == 0: print("cell is busy")
+"""
 STATE = "print('now', run.status, 'done', run.done)"
+BACKGROUND = [START, "run", BUSY_CELL, "run.stop().status"]
 IFRAME = [START, 'run.dashboard("iframe")', BUSY_CELL, "run.stop().status"]
 BEGUN = "print('begun')\n"
 CELLS = [

@@ -24,6 +24,7 @@ from agentlab.viz import facts
 from agentlab.viz.browser import BrowsedRun, TrajectoryBrowser
 from agentlab.viz.canvas import png
 from agentlab.viz.chips import CHIP_COUNTERS, Chips
+from agentlab.viz.classic import Cell, cell_of_now
 from agentlab.viz.face import SIZES, Face
 from agentlab.viz.minute import WINDOW_S, Minute, View
 from agentlab.viz.pictures import CurvePicture, LanesPicture
@@ -80,6 +81,10 @@ class Dashboard:
         self._trouble: tuple[str, ...] = ()
         self._display_id = f"agentlab-{uuid.uuid4().hex}"
         self._context: contextvars.Context | None = None
+        self._cell: Cell | None = None
+        """Where it is shown, if an update could miss it."""
+        self._settled = False
+        """Whether it was put into that cell once more."""
         self._face: Face | ServedFace | None = None
         self.frozen = False
         """Whether it is a static picture now."""
@@ -168,6 +173,8 @@ class Dashboard:
             return
         view = self.face.view()
         self._context = contextvars.copy_context()
+        self._cell = cell_of_now() if self.transport == "background" else None
+        self._settled = False
         publish_display_data({**view, "text/plain": self._text}, transient={"display_id": self._display_id})
         if self.frozen:  # the run ended meanwhile
             self._in_newest_cell(self._replace)
@@ -221,6 +228,9 @@ class Dashboard:
     def _assign(self, face: Face | ServedFace, snapshot: RunSnapshot) -> None:
         face.assign(self._html, self._pngs)
         face.tell(snapshot)
+        if self._cell is not None and not self._settled and self._cell.rests:
+            self._settled = True
+            self._cell.replace({**face.view(), "text/plain": self._text}, self._display_id)
 
     def _tokens_per_s(self, snapshot: RunSnapshot) -> float:
         self._tokens.append((snapshot.now_ns, snapshot.engine.tokens_sampled))
@@ -236,6 +246,9 @@ class Dashboard:
     def _replace(self) -> None:
         publish_display_data(self.bundle(), transient={"display_id": self._display_id}, update=True)
         self.face.close()
+        if self._cell is not None:
+            self._cell.replace(self.bundle(), self._display_id)
+            self._cell.leave()
 
     def _static_html(self) -> str:
         pictures = "".join(
