@@ -57,7 +57,7 @@ def test_the_dashboard_lives_acts_is_interrupted_and_freezes_in_classic_notebook
         finish(page, IFRAME)
         inside = page.frame_locator("iframe[title='agentlab dashboard']")
         begin(page, BUSY)
-        inside.locator("#lanes").scroll_into_view_if_needed()  # a browser seldom looks at frames that nobody sees
+        output(page, IFRAME).evaluate("area => area.scrollIntoView()")  # frames that nobody sees are not drawn
         wait_for_change(page, inside.locator("#lanes"))
         inside.get_by_role("button", name="Pause").click()
         inside.get_by_text("paused", exact=True).wait_for()
