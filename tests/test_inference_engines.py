@@ -302,6 +302,25 @@ def kill(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("agentlab.inference.runner.Runner.decode", gone)
 
 
+def test_a_request_that_nobody_served_does_not_tie_the_engine_to_its_event_loop(make_engine):
+    engine = make_engine()
+
+    async def in_vain() -> None:
+        with anyio.move_on_after(0.05):
+            await engine.generate(ask("first"))
+
+    async def before_it_is_served() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.generate, ask("second"))
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(engine.serve)
+            await engine.generate(ask("third"))
+            group.cancel_scope.cancel()
+
+    anyio.run(in_vain)
+    anyio.run(before_it_is_served)
+
+
 def test_death_reaches_those_who_wait_and_those_who_come(make_engine, monkeypatch):
     """The last test: an engine of vLLM is dead afterwards."""
     engine = make_engine()

@@ -80,6 +80,14 @@ def test_logprobs_are_those_the_trainer_computes(engine, temperature):
     np.testing.assert_allclose(completion.logprobs, found, atol=5e-3)
 
 
+@pytest.mark.parametrize("only_one_left", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.9999}])
+def test_a_distribution_cut_to_one_token_gives_the_greedy_ones_with_certainty(engine, only_one_left):
+    requests = [ask("greedy", temperature=0.0), ask("cut", seed=3, **only_one_left)]
+    greedy, cut = served(engine, requests)
+    assert cut.tokens == greedy.tokens
+    np.testing.assert_allclose(cut.logprobs, 0.0, atol=1e-4)
+
+
 def test_a_full_context_and_a_prompt_that_never_fits_harm_nobody(engine):
     requests = [
         ask("fits", temperature=0.0),

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from agentlab.agents import ModelAgent
-from agentlab.concurrency import Reply
+from agentlab.concurrency import Bell, Reply
 from agentlab.environments import Latency, TaskEnvironment
 from agentlab.errors import ConfigError
 from agentlab.inference.base import Engine
@@ -77,7 +77,7 @@ class SimulatedEngine(Engine):
         """Tokens that a sequence present since the beginning would have by now."""
         self._since_s = 0.0
         self._order = itertools.count()
-        self._changed = anyio.Event()
+        self._changed = Bell()
         self._stats = EngineStats(num_slots=saturation)
 
     async def serve(self) -> None:
@@ -139,8 +139,7 @@ class SimulatedEngine(Engine):
 
     def _touch(self) -> None:
         self._advance()
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.ring()
 
     def _next_finish_s(self) -> float:
         speed = self._speed

@@ -1,6 +1,7 @@
 """The only room that lets one thread speak to another; with `tracing`, the only one that knows threads."""
 
 from agentlab.concurrency.ahead import ahead
+from agentlab.concurrency.bell import Bell
 from agentlab.concurrency.collector import calm_collector
 from agentlab.concurrency.crossings import BEAT_S, Closed, Inbox, Reply, as_error, first_error, post, run_thread
 from agentlab.concurrency.limited import GivenUp, LimitedCalls
@@ -10,6 +11,7 @@ from agentlab.concurrency.virtual import VirtualClockLoop, run_virtual
 
 __all__ = [
     "BEAT_S",
+    "Bell",
     "Closed",
     "GivenUp",
     "Inbox",

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 
+from agentlab.concurrency import Bell
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.place import Place, current_place
 from agentlab.errors import ConfigError, EnvironmentError_
@@ -101,7 +102,7 @@ class Table:
         self._timeout_s, self._forget = partner_timeout_s, forget
         self._seated: set[int] = set()
         self._left: set[int] = set()
-        self._changed = anyio.Event()
+        self._changed = Bell()
 
     async def sit(self, player: int) -> None:
         """Take a place, and wait for the other and for one's first turn.
@@ -110,7 +111,7 @@ class Table:
             EnvironmentError_: nobody came, or the other left.
         """
         self._seated.add(player)
-        self._tell()
+        self._changed.ring()
         with anyio.move_on_after(self._timeout_s):
             while len(self._seated) < 2:
                 await self._changed.wait()
@@ -141,7 +142,7 @@ class Table:
         self.observations = list(move.observations)
         self.rewards = [have + new for have, new in zip(self.rewards, move.rewards, strict=True)]
         self.info, self.done = dict(move.info), move.done
-        self._tell()
+        self._changed.ring()
 
     def earned(self, player: int) -> float:
         """What the player has earned since it was asked last."""
@@ -153,14 +154,10 @@ class Table:
         if player in self._left:
             return
         self._left.add(player)
-        self._tell()
+        self._changed.ring()
         if self._left >= self._seated:
             self._forget()
             self.game.close()
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 class Seat(BaseTaskEnv):

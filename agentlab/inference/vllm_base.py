@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import anyio
 import anyio.lowlevel
 
-from agentlab.concurrency import WorkerPool
+from agentlab.concurrency import Bell, WorkerPool
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.base import Engine
 from agentlab.inference.jax_engine import stop_token_ids
@@ -40,8 +40,8 @@ class VLLMEngineBase(Engine):
         self._stops = stop_token_ids(model)
         self._policy, self._number = Policy(0, model.params), 0
         """What is wanted, and how many policies were given before it: a version may be given twice."""
-        self._changed = anyio.Event()
-        """Set, and made anew, whenever what is served or what is wanted has changed."""
+        self._changed = Bell()
+        """Rings whenever what is served or what is wanted has changed."""
         self._scopes: set[anyio.CancelScope] = set()
         self._error: BaseException | None = None
         self._name = uuid.uuid4().hex[:8]
@@ -73,7 +73,7 @@ class VLLMEngineBase(Engine):
         check_policy(self._model, policy)
         if policy.version != self._policy.version or policy.params is not self._policy.params:
             self._policy, self._number = policy, self._number + 1
-            self._tell()
+            self._changed.ring()
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`. From vLLM's own counters, at most half a second old.
@@ -135,7 +135,7 @@ class VLLMEngineBase(Engine):
     def _in_force(self, version: int) -> None:
         """All that samples has this policy, or a newer one."""
         self._stats = replace(self._stats, policy_version=version)
-        self._tell()
+        self._changed.ring()
 
     def _salt(self, number: int) -> str:
         """What keeps the cache of one policy apart: vLLM resets its own only when no request runs."""
@@ -145,14 +145,10 @@ class VLLMEngineBase(Engine):
         """An id that vLLM has not seen before, also when a request is made once more."""
         return f"{request.id}-{self._name}-{next(self._ids)}"
 
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
     def _let_go(self) -> None:
         """Serving has ended: everybody who waits hears of it."""
         self._stats = replace(self._stats, num_running=0, num_waiting=0)
-        self._tell()  # a new event: the next loop may be another
+        self._changed.ring()
         for scope in self._scopes:
             scope.cancel()
 

@@ -205,6 +205,7 @@ def sampling_body(sampling: SamplingParams, limit: int, stops: Sequence[int]) ->
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "seed": sampling.seed,
         "stop": list(sampling.stop),
         "stop_token_ids": sorted({*stops, *sampling.stop_token_ids}),

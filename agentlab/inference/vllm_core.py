@@ -48,10 +48,13 @@ class Core:
     async def generate(self, id: str, prompt: Sequence[int], params: Mapping[str, Any], salt: str) -> Any:
         """vLLM's last output of one request. Cancelling this call ends the request."""
         from vllm import SamplingParams
+        from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
         tokens = {"prompt_token_ids": list(prompt), "cache_salt": salt}
+        if current_platform.is_tpu():
+            params = tpu_sampling(params)
         sampling = SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
         try:
             outputs = [o async for o in self.llm.generate(tokens, sampling, id)]
@@ -80,18 +83,13 @@ def load_llm(folder: Path, options: Mapping[str, Any]) -> Any:
     """An `AsyncLLM` of the model in this folder; call it on the loop that will use it.
 
     Raises:
-        ConfigError: vLLM does not know an option, or runs on a TPU, whose build has no way in for new weights yet.
+        ConfigError: vLLM does not know an option.
     """
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    if current_platform.is_tpu():
-        raise ConfigError(
-            "VLLMEngine must be able to replace the weights, and vLLM's TPU build ignores new weights without an "
-            'error. Use engine="jax" on a TPU.'
-        )
     vllm_plugin.load()
     ours: dict[str, Any] = {
         "model": str(folder),
@@ -106,6 +104,17 @@ def load_llm(folder: Path, options: Mapping[str, Any]) -> Any:
     except TypeError as error:
         raise ConfigError(f"vLLM's AsyncEngineArgs must know every option: {error}.") from error
     return AsyncLLM.from_engine_args(arguments)
+
+
+def tpu_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What vLLM's TPU build takes of these: no seed, which it refuses, so that a rerun samples other tokens.
+
+    Raises:
+        ConfigError: they ask for `min_p`, which it would leave out without a word.
+    """
+    if params["min_p"]:
+        raise ConfigError(f"min_p must be 0 with vLLM's TPU build, got {params['min_p']}. Use top_p or top_k.")
+    return {name: value for name, value in params.items() if name not in ("seed", "min_p")}
 
 
 def to_completion(request: GenerationRequest, output: Any, limit: int) -> Completion:

@@ -89,12 +89,11 @@ class VLLMEngine(VLLMEngineBase):
         try:
             core = await self._loaded()
             while True:
-                changed = self._changed
                 if self._installed is None or self._installed[0] != self._number:
                     await self._install(core, self._number, self._policy)
                 else:
                     with anyio.move_on_after(0.5):
-                        await changed.wait()
+                        await self._changed.wait()
                     self._publish([await self._on_engine(core.counters)], self._installed[1])
         except Exception as error:  # whatever it was, those who wait must hear of it
             self._error = error

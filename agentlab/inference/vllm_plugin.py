@@ -16,9 +16,25 @@ BACKEND = "agentlab-file"
 
 
 def load() -> None:
-    """Register the weight transfer with vLLM."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    """Register the weight transfer with vLLM.
 
+    Raises:
+        RuntimeError: in a server on a TPU.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.platforms import current_platform
+
+    if current_platform.is_tpu():
+        if not __name__.startswith("agentlab."):  # it was copied for a server
+            raise RuntimeError(
+                "A vLLM server of agentlab must run on a GPU or CPU: the TPU build refuses requests with a seed. "
+                "On a TPU use VLLMEngine, in a Python that has vllm-tpu."
+            )
+        from tpu_inference.worker.tpu_worker import TPUWorker
+
+        from agentlab.inference.vllm_tpu import take_over
+
+        take_over(TPUWorker)
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, "FileWeightTransfer")
 

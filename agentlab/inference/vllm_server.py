@@ -86,7 +86,7 @@ class VLLMServerEngine(VLLMEngineBase):
         self._servers: list[Server] = []
         self._gone: Server | None = None
         """The one that died last."""
-        self._serving = anyio.Event()
+        self._serving = False
         self._files: dict[int, Path] = {}
         self._writing = anyio.Lock()
         self._homes: dict[str, Server] = {}
@@ -155,7 +155,7 @@ class VLLMServerEngine(VLLMEngineBase):
     async def serve(self) -> None:
         """See `Engine.serve`. Having been cancelled, it can be called again."""
         self._raise_if_dead()
-        if self._serving.is_set():
+        if self._serving:
             raise EngineError("The engine is serving already.")
         try:
             await first_error(self._keep_all)
@@ -163,7 +163,7 @@ class VLLMServerEngine(VLLMEngineBase):
             self._error = error
             raise self._ended() from error
         finally:
-            self._serving, self._writing = anyio.Event(), anyio.Lock()  # the next loop may be another
+            self._serving, self._writing = False, anyio.Lock()  # the next loop may be another
             self._homes.clear()
             self._remove_files()
             self._let_go()
@@ -175,7 +175,8 @@ class VLLMServerEngine(VLLMEngineBase):
     # -- requests ---------------------------------------------------------------------------------
 
     async def _sample(self, request: GenerationRequest, limit: int, wanted: int) -> Completion:
-        await self._serving.wait()
+        while not self._serving:
+            await self._changed.wait()
         sent = replace(request, id=self._unique_id(request))
         try:
             completion = await self._ask(await self._server_for(request.session, wanted), sent, limit)
@@ -230,19 +231,19 @@ class VLLMServerEngine(VLLMEngineBase):
                 for server in self._servers:
                     group.start_soon(self._keep_current, server)
                     group.start_soon(self._watch, server)
-                self._serving.set()
+                self._serving = True
+                self._changed.ring()
 
     async def _keep_current(self, server: Server) -> None:
         """Install the newest policy whenever the server has an older one."""
         while True:
-            changed = self._changed
             if server.alive and server.number != self._number:
                 try:
                     await self._install(server, self._number, self._policy)
                 except ServerGoneError:
                     self._leave_out(server)
             else:
-                await changed.wait()
+                await self._changed.wait()
 
     async def _install(self, server: Server, number: int, policy: Policy) -> None:
         began_ns = now_ns()
@@ -283,7 +284,7 @@ class VLLMServerEngine(VLLMEngineBase):
                         raise ServerGoneError(f"The engine of the vLLM server at {server.url} is dead.")
                 if not server.alive:
                     server.alive, server.number = True, -1
-                    self._tell()
+                    self._changed.ring()
                 self._publish([other.counters for other in self._servers if other.alive], self._oldest_version())
             except (ServerGoneError, TimeoutError) as error:
                 self._leave_out(server)
@@ -299,7 +300,7 @@ class VLLMServerEngine(VLLMEngineBase):
         server.alive = False
         for session in [session for session, home in self._homes.items() if home is server]:
             del self._homes[session]
-        self._tell()
+        self._changed.ring()
 
     def _last_words(self, server: Server) -> str:
         lines = [p.last_lines() for p in self._processes if p.url == server.url]

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
-
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import WorkerPool
+from agentlab.concurrency import Bell, WorkerPool
 from agentlab.errors import ConfigError
 from agentlab.rollout.calls import ModelCalls
 from agentlab.rollout.config import RolloutConfig
@@ -58,7 +56,7 @@ class ConversationFeed:
         self._chat, self._max_tokens, self._seed = chat, max_tokens, seed
         self._ready: collections.deque[TrajectoryGroup] = collections.deque()
         self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
-        self._changed = anyio.Event()
+        self._changed = Bell()
         self._ended = False
 
     async def produce(self, conversations: Any) -> None:
@@ -79,7 +77,7 @@ class ConversationFeed:
         finally:
             pool.close()
             self._ended = True
-            self._notify()
+            self._changed.ring()
 
     async def next_batch(self, count: int) -> list[TrajectoryGroup]:
         """The next `count` demonstrations; fewer only when no more will come."""
@@ -152,11 +150,7 @@ class ConversationFeed:
         self._ready.append(made.group)
         self.queue_depth = len(self._ready)
         self._recent.extend(made.group.trajectories)
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.ring()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import anyio
 
 from agentlab.agents import ConversationAgentBase, with_parser_of
 from agentlab.chat import ChatFormat
-from agentlab.concurrency import BEAT_S, LoopThread, WorkerPool, calm_collector, first_error
+from agentlab.concurrency import BEAT_S, Bell, LoopThread, WorkerPool, calm_collector, first_error
 from agentlab.errors import ConfigError, RunError
 from agentlab.inference.base import Engine
 from agentlab.rollout.calls import ModelCalls
@@ -77,7 +77,7 @@ class RolloutOrchestrator:
         self._make_agent = lambda: agent_class(**parsed_options)
         self._make_environment = lambda task: env_class(task, **env_options)
         self._ready: collections.deque[tuple[TrajectoryGroup, int]] = collections.deque()
-        self._changed = anyio.Event()
+        self._changed = Bell()
         self._ended = self._producing = False
         self._taken = self._filtered_in_a_row = 0
         self._episodes: dict[int, Episode] = {}
@@ -175,7 +175,7 @@ class RolloutOrchestrator:
         finally:
             world.pool.close()
             self._ended, self._producing = True, False
-            self._notify()
+            self._changed.ring()
 
     async def next_batch(self, count: int) -> list[TrajectoryGroup]:
         """The next `count` groups that are fresh enough, in the order of their tasks; fewer only when no
@@ -342,7 +342,7 @@ class RolloutOrchestrator:
             self._filtered_in_a_row = 0
             self._ready.append((TrajectoryGroup(members[0].group_id, members[0].task, members), now_ns()))
             counter("queue_depth", len(self._ready))
-            self._notify()
+            self._changed.ring()
 
     def _settle_failed(self) -> None:
         self.gate.settle("failed")
@@ -370,10 +370,6 @@ class RolloutOrchestrator:
             lines.append(f"- task {task.id!r}, turn {failure.turn}, in {failure.stage}: {failure.error}")
             lines.append(failure.traceback)
         return "\n".join(lines)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 def check_roles(
