@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from agentlab import tracing
 from agentlab.tracing import all_spans, now_ns, record, separate, span, spans, spill, spilled, tagged
 from agentlab.tracing.buffers import Buffers
-from agentlab.tracing.spill import Spill, by_start
+from agentlab.tracing.spill import MAX_WAITING, Spill, by_start
 
 
 def test_nothing_is_lost_when_memory_is_full_and_all_comes_back_by_start():
@@ -112,6 +113,35 @@ def test_a_full_disk_ends_the_writing_and_is_counted(monkeypatch):
     broken.flush()
     assert isinstance(broken.error, OSError)
     assert broken.num_lost + sum(len(r) for _, r in other.read()) == 100
+
+
+def test_whoever_records_faster_than_a_disk_writes_waits_and_nothing_is_lost(monkeypatch):
+    kept = Spill()
+    write, waited = kept._write, []
+
+    def slowly(overflow):
+        waited.append(kept._inbox.qsize())
+        time.sleep(0.002)
+        return write(overflow)
+
+    monkeypatch.setattr(kept, "_write", slowly)
+    buffers = Buffers(10, kept.put)
+    for index in range(2000):
+        buffers.append(("step", index, index + 1, ()))
+    kept.flush()
+    assert MAX_WAITING // 2 <= max(waited) <= MAX_WAITING
+    assert kept.num_records + sum(len(r) for _, r in buffers.read()) == 2000
+
+
+def test_a_fault_of_the_writer_is_kept_and_nobody_waits_for_ever(monkeypatch):
+    kept = Spill()
+    monkeypatch.setattr(kept, "_append", lambda data: 1 / 0)
+    buffers = Buffers(10, kept.put)
+    for index in range(2000):
+        buffers.append(("step", index, index + 1, ()))
+    kept.flush()
+    assert isinstance(kept.error, ZeroDivisionError)
+    assert kept.num_lost + sum(len(r) for _, r in buffers.read()) == 2000
 
 
 def _full_disk(**_):

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentlab.errors import ConfigError, nearest
 
-TIMEOUT_S = 900.0
+TIMEOUT_S = 1800.0
 FOLDER = Path(__file__).parent / "peer_scripts"
 """In a clone of the project. A script imports nothing of agentlab: its Python may not have it."""
 SCRIPTS = {path.stem.removesuffix("_peer"): path for path in sorted(FOLDER.glob("*_peer.py"))}

@@ -2,11 +2,11 @@
 
 A span: processor time of a `with span(...)` with one tag on one thread, the median over repeats.
 
-A training run: a tiny model learns with the built-in engine and trainer, with tracing and without, in
-turn, the order changing from pair to pair. The pairs are many and short, so that what else the machine
-does falls on both. The ratio is that of the medians of the processor time of a run, which is what
-tracing takes away from a machine that is busy; that of the wall clock is reported, and so is what the
-spans of a run cost by the first figure. Without tracing the clock is still read where the engine needs it.
+A training run: a tiny model learns with the built-in engine and trainer, and tracing is switched on and
+off between its updates, in pairs that begin either way, so that what else the machine does falls on both.
+The ratio is that of the medians of the processor time of an update, which is what tracing takes away from a
+machine that is busy; its standard error is told, so is that of the wall clock, and what the spans of an
+update cost by the first figure. Without tracing the clock is still read where the engine needs it.
 
 Memory: in a process of its own, growth of the resident memory while spans are recorded by one thread,
 those that do not fit spilled to disk; and while a million spans are exported as they are generated.
@@ -17,7 +17,10 @@ the widgets. A timeline: processor time of its figure, made and drawn.
 """
 
 import argparse
+import contextlib
+import functools
 import itertools
+import math
 import random
 import resource
 import statistics
@@ -28,10 +31,11 @@ import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from agentlab import tracing
 from agentlab.bench.contract import Row
+from agentlab.rollout.sinks import Sink
 from agentlab.tracing import Reading, Span, record, separate, span
 from agentlab.types import RunSnapshot
 
@@ -46,7 +50,7 @@ def run(arguments: Sequence[str]) -> list[Row]:
     words = argparse.ArgumentParser(prog="python -m agentlab.bench tracing")
     words.add_argument("--spans", type=int, default=10_000_000, help="spans of the memory part")
     words.add_argument("--exported", type=int, default=1_000_000, help="spans of the export")
-    words.add_argument("--pairs", type=int, default=60, help="pairs of short training runs")
+    words.add_argument("--pairs", type=int, default=600, help="pairs of updates of the training run")
     options = words.parse_args(arguments)
     return [
         Row.at_most("a span", 1e6 * span_s(), 2.0, "µs"),
@@ -227,38 +231,61 @@ def export_many(count: int) -> tuple[float, float, float]:
 
 
 def training_rows(pairs: int) -> list[Row]:
-    """Rows of paired runs."""
-    train = trainer()
-    train()
-    train()
-    wall: dict[bool, list[float]] = {True: [], False: []}
-    cpu: dict[bool, list[float]] = {True: [], False: []}
-    spans = 0
-    for pair in range(pairs):
-        for traced in (True, False) if pair % 2 else (False, True):
-            since_ns = tracing.now_ns()
-            began_s, began_cpu_s = time.perf_counter(), time.process_time()
-            if traced:
-                train()
-            else:
-                with tracing.disabled():
-                    train()
-            wall[traced].append(time.perf_counter() - began_s)
-            cpu[traced].append(time.process_time() - began_cpu_s)
-            spans = max(spans, len(tracing.spans(since_ns)))
-    lost = 1 - statistics.median(cpu[False]) / statistics.median(cpu[True])
-    lost_wall = 1 - statistics.median(wall[False]) / statistics.median(wall[True])
-    counted = spans * span_s() / statistics.median(cpu[True])
+    """Rows of one run in whose updates tracing is on and off."""
+    switch = Switch(2 * pairs)
+    began_ns = tracing.now_ns()
+    with contextlib.closing(switch):
+        trainer(switch.num_updates)(sinks=switch).wait()
+    spans = len(tracing.spans(began_ns)) / pairs
+    on, off = (statistics.median(switch.cpu_s[traced]) for traced in (True, False))
+    wall_on, wall_off = (statistics.median(switch.wall_s[traced]) for traced in (True, False))
+    ratios = [a / b for a, b in zip(switch.cpu_s[True], switch.cpu_s[False], strict=True)]
+    error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return [
-        Row.at_most("training: throughput lost, by processor time", 100 * lost, 1.0, "%"),
-        Row("training: throughput lost, by the wall clock", 100 * lost_wall, unit="%"),
-        Row("training: spans of a run times the cost of a span", 100 * counted, unit="%"),
-        Row("training: a run", statistics.median(wall[True]), unit="s"),
+        Row.at_most("training: throughput lost, by processor time", 100 * (1 - off / on), 1.0, "%"),
+        Row("training: standard error of that", 100 * error, unit="%"),
+        Row("training: throughput lost, by the wall clock", 100 * (1 - wall_off / wall_on), unit="%"),
+        Row("training: spans of an update times the cost of a span", 100 * spans * span_s() / on, unit="%"),
+        Row("training: an update", wall_on, unit="s"),
     ]
 
 
-def trainer(steps: int = 2) -> Callable[[], Any]:
-    """A function that trains a tiny model on products for a few updates."""
+@final
+class Switch(Sink):
+    """Switches tracing on and off between updates, in pairs that begin either way, and notes what each update took."""
+
+    WARM = 10
+    """Updates before the first that counts."""
+
+    def __init__(self, count: int):
+        self.num_updates = self.WARM + count
+        self.cpu_s: dict[bool, list[float]] = {True: [], False: []}
+        self.wall_s: dict[bool, list[float]] = {True: [], False: []}
+        self._written, self._traced = 0, True
+        self._off = contextlib.ExitStack()
+        self._before = time.process_time(), time.perf_counter()
+
+    def open(self, name: str, before: Sequence[Any]) -> None:
+        pass
+
+    def write(self, row: Any) -> None:
+        now = time.process_time(), time.perf_counter()
+        if self._written >= self.WARM:
+            self.cpu_s[self._traced].append(now[0] - self._before[0])
+            self.wall_s[self._traced].append(now[1] - self._before[1])
+        self._written += 1
+        self._traced = self._written % 4 in (0, 3)
+        self._off.close()
+        if not self._traced:
+            self._off.enter_context(tracing.disabled())
+        self._before = time.process_time(), time.perf_counter()
+
+    def close(self) -> None:
+        self._off.close()
+
+
+def trainer(steps: int) -> Callable[..., Any]:
+    """A function that begins a run in which a tiny model trains on products."""
     import agentlab as al
 
     def reward(task: al.Task, answer: str) -> float:
@@ -272,4 +299,4 @@ def trainer(steps: int = 2) -> Callable[[], Any]:
         config=al.GRPOConfig(group_size=4, groups_per_step=4, max_concurrency=16, max_tokens=48, tokens_per_slot=256),
     )
     tasks = [{"prompt": f"What is {n} times {n}?"} for n in range(steps * 4 + 8)]
-    return lambda: learner.train(tasks, steps=steps).wait()
+    return functools.partial(learner.train, tasks, steps=steps)

@@ -6,6 +6,7 @@ import pickle
 import queue
 import tempfile
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from typing import Any, BinaryIO
 from agentlab.tracing.buffers import Buffer, Buffers, Overflow, Record
 
 MAX_BYTES = 2 * 2**30
+MAX_WAITING = 16
+"""Handed over and not yet written; whoever has more waits, at some hundred thousand spans a second."""
 _start = itemgetter(1)
 
 
@@ -39,9 +42,9 @@ class Chunk:
 class Spill:
     """A temporary file of records that have left their buffers.
 
-    `put` is called by any thread and only hands over. A thread "agentlab-trace" writes, which lives
-    while there is something to write. The list of chunks is appended to by that thread and read by
-    any. The file goes with this object.
+    `put` is called by any thread and only hands over, unless too much waits already. A thread
+    "agentlab-trace" writes, which lives while there is something to write. The list of chunks is
+    appended to by that thread and read by any. The file goes with this object.
 
     Args:
         folder: Where; None for the folder of temporary files.
@@ -50,7 +53,7 @@ class Spill:
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES):
         self.num_lost = 0
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         """Why nothing more is written; what comes is counted as lost."""
         self._max_bytes = max_bytes
         self._chunks: list[Chunk] = []
@@ -64,7 +67,9 @@ class Spill:
         self._writing = False
 
     def put(self, overflow: Overflow | threading.Event) -> None:
-        """Take these records; returns at once."""
+        """Take these records; returns at once unless `MAX_WAITING` others wait, so that memory stays bounded."""
+        while self._inbox.qsize() >= MAX_WAITING:
+            time.sleep(0.001)
         self._inbox.put(overflow)
         with self._begin:
             if not self._writing:
@@ -98,7 +103,12 @@ class Spill:
         while (item := self._next()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
-            elif not self._write(item):
+                continue
+            try:
+                written = self._write(item)
+            except Exception as error:  # mostly a full disk: the run must go on, and can say what it lost
+                self.error, written = error, False
+            if not written:
                 self.num_lost += len(item.records)
 
     def _next(self) -> Overflow | threading.Event | None:
@@ -113,12 +123,7 @@ class Spill:
     def _write(self, overflow: Overflow) -> bool:
         records = sorted(overflow.records, key=_start)
         data = zlib.compress(_pickled(records), 1)
-        try:
-            offset = self._append(data)
-        except OSError as error:  # the disk is full: the run must go on, and can say what it lost
-            self.error = error
-            return False
-        if offset is None:
+        if (offset := self._append(data)) is None:
             return False
         last_ns = max(record[2] for record in records)
         place = offset, len(data), len(records)
