@@ -123,7 +123,8 @@ def _address(folder: Path, server: subprocess.Popen, log: Path, tells: str) -> s
 def page_of(chromium: str, address: str, notebook: str) -> Iterator[Any]:
     """A page with the notebook open and its kernel idle; what the console calls an error fails the test."""
     with _browsing(chromium) as page:
-        page.goto(f"{address}lab/tree/{notebook}?token={TOKEN}")
+        alone = f"lab/workspaces/{Path(notebook).stem}/tree/{notebook}"  # in no other workspace's tabs
+        page.goto(f"{address}{alone}?token={TOKEN}")
         page.wait_for_function("window.jupyterapp && window.jupyterapp.restored")
         page.locator(".jp-CodeCell").first.wait_for()
         page.wait_for_function(IDLE)

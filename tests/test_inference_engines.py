@@ -271,10 +271,13 @@ def test_the_end_of_serving_fails_those_who_wait(make_engine):
     async def main() -> None:
         async with anyio.create_task_group() as group:
 
+            async def ask_for_ever() -> None:  # an answer may come before all tasks are seen blocked
+                while True:
+                    await engine.generate(ask("a", max_tokens=60, seed=1))
+
             async def one() -> None:
                 with pytest.raises(EngineError) as caught:
-                    while True:  # an answer may come before all tasks are seen blocked
-                        await engine.generate(ask("a", max_tokens=60, seed=1))
+                    await ask_for_ever()
                 errors.append(str(caught.value))
 
             async with anyio.create_task_group() as serving:
