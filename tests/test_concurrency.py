@@ -9,7 +9,7 @@ import weakref
 import anyio
 import pytest
 
-from agentlab.concurrency import Closed, Inbox, LoopThread, Reply, WorkerPool, ahead, calm_collector, run_thread
+from agentlab.concurrency import Bell, Closed, Inbox, LoopThread, Reply, WorkerPool, ahead, calm_collector, run_thread
 from agentlab.errors import RunEnded
 
 
@@ -250,3 +250,29 @@ def test_the_loop_is_asyncios_own_whatever_policy_is_set():
         return type(asyncio.get_running_loop()).__module__
 
     assert LoopThread(kind).result().startswith("asyncio")
+
+
+def test_a_bell_that_was_waited_for_in_vain_wakes_those_of_another_loop():
+    bell, woken = Bell(), []
+
+    async def in_vain() -> None:
+        with anyio.move_on_after(0.01):
+            await bell.wait()
+
+    async def hear() -> None:
+        await bell.wait()
+        woken.append(True)
+
+    async def heard() -> None:
+        bell.ring()  # nobody waits
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+                group.start_soon(hear)
+                group.start_soon(hear)
+                await anyio.wait_all_tasks_blocked()
+                assert not woken
+                bell.ring()
+
+    anyio.run(in_vain)
+    anyio.run(heard)
+    assert woken == [True, True]

@@ -1,6 +1,7 @@
 """The way of new weights into vLLM's TPU build, against stand-ins for its modules: no TPU, no vLLM."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -53,19 +54,9 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Worker:
         state = {name: jnp.asarray(array) for name, array in load_file(file).items()}
         return SimpleNamespace(state=state, state_leaves=tuple(state.values()))
 
-    class Current:
-        def __init__(self, config):
-            self.config = config
-
-        def __enter__(self):
-            return self.config
-
-        def __exit__(self, *_):
-            return None
-
     for name, members in {
         "tpu_inference.models.common.model_loader": {"get_model": get_model},
-        "vllm.config": {"set_current_vllm_config": Current},
+        "vllm.config": {"set_current_vllm_config": nullcontext},
     }.items():
         path = name.split(".")
         for i in range(1, len(path)):

@@ -234,13 +234,12 @@ def training_rows(pairs: int) -> list[Row]:
     """Rows of one run in whose updates tracing is on and off."""
     switch = Switch(2 * pairs)
     began_ns = tracing.now_ns()
-    with contextlib.closing(switch):
-        trainer(switch.num_updates)(sinks=switch).wait()
-    spans = len(tracing.spans(began_ns)) / pairs
+    trainer(switch.num_updates)(sinks=switch).wait()
+    spans = len(tracing.spans(began_ns)) / (switch.num_updates / 2)
     on, off = (statistics.median(switch.cpu_s[traced]) for traced in (True, False))
     wall_on, wall_off = (statistics.median(switch.wall_s[traced]) for traced in (True, False))
     ratios = [a / b for a, b in zip(switch.cpu_s[True], switch.cpu_s[False], strict=True)]
-    error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    error = math.sqrt(math.pi / 2) * statistics.stdev(ratios) / math.sqrt(len(ratios))  # of a median
     return [
         Row.at_most("training: throughput lost, by processor time", 100 * (1 - off / on), 1.0, "%"),
         Row("training: standard error of that", 100 * error, unit="%"),
@@ -252,7 +251,10 @@ def training_rows(pairs: int) -> list[Row]:
 
 @final
 class Switch(Sink):
-    """Switches tracing on and off between updates, in pairs that begin either way, and notes what each update took."""
+    """Switches tracing on and off between updates, in pairs that begin either way, and notes what each update took.
+
+    Owned by its sink's thread while the run lasts.
+    """
 
     WARM = 10
     """Updates before the first that counts."""

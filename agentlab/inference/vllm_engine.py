@@ -38,7 +38,8 @@ class VLLMEngine(VLLMEngineBase):
     A request that is made after `update_policy` is sampled under that policy or a newer one; those in
     flight go on under the new weights with what they have cached. vLLM is imported, and the model
     loaded, when `serve` is called for the first time; it stays until `close()`. Neither that nor an
-    update can be cancelled half-way.
+    update can be cancelled half-way. vLLM's TPU build takes no seeds, so that a rerun samples other
+    tokens there, and an update needs room for two copies of the weights (see `vllm_tpu`).
 
     Args:
         model: What to serve.

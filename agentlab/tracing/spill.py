@@ -19,7 +19,8 @@ from agentlab.tracing.buffers import Buffer, Buffers, Overflow, Record
 
 MAX_BYTES = 2 * 2**30
 MAX_WAITING = 16
-"""Handed over and not yet written; whoever has more waits, at some hundred thousand spans a second."""
+"""Handed over and not yet written. Whoever records beyond that waits for the disk, also on a loop: else memory would
+grow without bound, or spans be lost. It takes more than some hundred thousand spans a second."""
 _start = itemgetter(1)
 
 
