@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentlab.inference.attention import attend_cached
+from agentlab.inference.attention import attend_cached, keys_values
 from agentlab.models import Model
 from agentlab.models.decoder import FEW_ROWS, project, rotary_frequencies
 from agentlab.models.tree import flat_arrays
@@ -61,9 +61,10 @@ def decode_loop(model: Model, rows: int, context: int, layout: Layout) -> Callab
     """
     config, weights = model.config, weights_of(model)
     rng = np.random.default_rng(0)
-    shape = (rows, config.num_kv_heads, context, config.head_dim)
+    values = (rows, config.num_kv_heads, context, config.head_dim)
+    shapes = (*values[:2], config.head_dim, context), values
     past = tuple(
-        tuple(jnp.asarray(rng.standard_normal(shape, np.float32)) for _ in range(2)) for _ in range(config.num_layers)
+        tuple(jnp.asarray(rng.standard_normal(shape, np.float32)) for shape in shapes) for _ in range(config.num_layers)
     )
     token = jnp.arange(rows, dtype=jnp.int32) + 5
     start = jnp.full(rows, context - STEPS, jnp.int32)
@@ -84,8 +85,8 @@ def _decode(
     weights: Weights, past: Any, start: jax.Array, token: jax.Array, *, heads: Any, frequencies: Any, layout: Layout
 ) -> Any:
     table, last_norm, layers = weights
-    rows, (kv_heads, _, size) = len(token), past[0][0].shape[1:]
-    empty = jnp.zeros((rows, kv_heads, STEPS, size), table.dtype)
+    rows, (kv_heads, _, size) = len(token), past[0][1].shape[1:]
+    empty = jnp.zeros((rows, kv_heads, size, STEPS), table.dtype), jnp.zeros((rows, kv_heads, STEPS, size), table.dtype)
     columns = layout == "columns"
 
     def step(at: jax.Array, state: Any) -> Any:
@@ -101,7 +102,7 @@ def _decode(
         token = jnp.argmax(logits, axis=axis).astype(jnp.int32)
         return token, tuple(kept), logprobs + jnp.max(logits, axis=axis) - jax.nn.logsumexp(logits, axis=axis)
 
-    return jax.lax.fori_loop(0, STEPS, step, (token, ((empty, empty),) * len(layers), jnp.zeros(rows)))
+    return jax.lax.fori_loop(0, STEPS, step, (token, (empty,) * len(layers), jnp.zeros(rows)))
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "layout"))
@@ -113,9 +114,10 @@ def _layer(
     h = _normed(x, columns) * _turned(layer["input_layernorm"][None], columns)
     q, k, v = (_turned(_product(layer[name], h, layout), columns) for name in ("q_proj", "k_proj", "v_proj"))
     q, k = _rotated(q.reshape(rows, num_heads, -1), angles), _rotated(k.reshape(rows, num_kv_heads, -1), angles)
+    now = keys_values(k[:, None], v.reshape(rows, 1, num_kv_heads, -1))
     fresh = tuple(
-        jax.lax.dynamic_update_slice_in_dim(buffer, value.reshape(rows, num_kv_heads, 1, -1), at, axis=2)
-        for buffer, value in zip(fresh, (k, v), strict=True)
+        jax.lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
+        for buffer, value, axis in zip(fresh, now, (3, 2), strict=True)
     )
     scale = q.shape[-1] ** -0.5
     mixed = attend_cached(q[:, None], old, fresh, start, at[None], scale=scale, soft_cap=None, window=None)
@@ -186,10 +188,10 @@ def _prefill_layer(layer: Any, x: Any, angles: Any, *, heads: Any) -> Any:
     h = _normed_rows(x) * layer["input_layernorm"]
     q, k, v = (product(h, layer[name]).reshape(rows, chunk, n, -1) for name, n in _heads_of(heads))
     q, k = _rotated(q, angles), _rotated(k, angles)
-    none = jnp.zeros((rows, heads[1], 0, q.shape[-1]), x.dtype)
-    new = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+    none = keys_values(k[:, :0], v[:, :0])
+    new = keys_values(k, v)
     length, steps = jnp.zeros(rows, jnp.int32), jnp.arange(chunk)
-    mixed = attend_cached(q, (none, none), new, length, steps, scale=q.shape[-1] ** -0.5, soft_cap=None, window=None)
+    mixed = attend_cached(q, none, new, length, steps, scale=q.shape[-1] ** -0.5, soft_cap=None, window=None)
     x = x + product(mixed.reshape(rows, chunk, -1), layer["o_proj"])
     h = _normed_rows(x) * layer["post_attention_layernorm"]
     gated = jax.nn.silu(product(h, layer["gate_proj"])) * product(h, layer["up_proj"])

@@ -19,7 +19,8 @@ that the program gave, or None; `place` is the same for all layers.
 
 
 class Cache(NamedTuple):
-    """Keys and values, one array [slots, Hkv, length, Dh] per layer.
+    """Keys and values, one array per layer: keys [slots, Hkv, Dh, length], but for the kernel [slots, Hkv, length, Dh],
+    as values are.
 
     A program writes whole blocks, so a slot is longer than the tokens it holds by the largest block;
     what lies behind its tokens is never seen.

@@ -21,6 +21,7 @@ from agentlab.inference.attention import (
     Kernel,
     attend_decode,
     attend_prefill,
+    token_axes,
 )
 from agentlab.inference.layers import Cache, run_layers
 from agentlab.inference.sampling import Column, SamplingRows, sample
@@ -36,7 +37,7 @@ on_trace: ContextVar[Callable[[], None] | None] = ContextVar("agentlab_on_trace"
 
 
 class PrefillRows(NamedTuple):
-    """A chunk of each row's prompt. The real rows come first; a padding row has count 1."""
+    """A chunk of each row's prompt. A padding row has count 1."""
 
     tokens: Column
     """[B, T] int32."""
@@ -46,8 +47,9 @@ class PrefillRows(NamedTuple):
     """[B] int32: how many of the T tokens are real."""
     slot: Column
     """[B] int32."""
-    num_rows: Column
-    """int32: how many rows are real."""
+    real: Column
+    """[B] int32: the first `num_real` are the rows that are no padding."""
+    num_real: Column
 
 
 class DecodeRows(NamedTuple):
@@ -71,18 +73,26 @@ class DecodeRows(NamedTuple):
     num_stale: Column
 
 
-def empty_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, device: Any = None) -> Cache:
+def empty_cache(
+    config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, kernel: Kernel = "xla", device: Any = None
+) -> Cache:
     """A cache of zeros, on a device or laid out on several."""
-    shapes = abstract_cache(config, num_slots, length, dtype, device=device)
+    shapes = abstract_cache(config, num_slots, length, dtype, kernel=kernel, device=device)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=device), shapes)
 
 
-def abstract_cache(config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, device: Any = None) -> Cache:
+def abstract_cache(
+    config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, kernel: Kernel = "xla", device: Any = None
+) -> Cache:
     """The shapes of such a cache, as it will lie."""
-    shape = (num_slots, config.num_kv_heads, length, config.head_dim)
     place = SingleDeviceSharding(device) if isinstance(device, jax.Device) else device
-    layers: Any = (jax.ShapeDtypeStruct(shape, dtype, sharding=place),) * config.num_layers
-    return Cache(layers, layers)
+
+    def layers(token_axis: int) -> Any:
+        sizes = [num_slots, config.num_kv_heads, config.head_dim]
+        sizes.insert(token_axis, length)
+        return (jax.ShapeDtypeStruct(tuple(sizes), dtype, sharding=place),) * config.num_layers
+
+    return Cache(*map(layers, token_axes(kernel)))
 
 
 @functools.cache
@@ -91,7 +101,7 @@ def parameter_paths(config: DecoderConfig) -> tuple[Path, ...]:
     return tuple(sorted(flat_arrays(abstract_params(config)), key=repr))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "context", "layout"), donate_argnames=("cache",))
+@functools.partial(jax.jit, static_argnames=("config", "context", "kernel", "layout"), donate_argnames=("cache",))
 def prefill(
     weights: tuple[jax.Array, ...],
     cache: Cache,
@@ -100,27 +110,29 @@ def prefill(
     *,
     config: DecoderConfig,
     context: int,
+    kernel: Kernel = "xla",
     layout: Layout = None,
 ) -> tuple[Cache, jax.Array, jax.Array]:
     """Run a chunk of each row into the cache, and sample what follows its last token.
 
     Args:
         weights: Parameters in the order of `parameter_paths`.
-        context: Tokens of cache that are read; at least the largest `rows.start`. 0 reads none.
+        context: Tokens of cache that are read; at least the largest `rows.start`. With a row for every slot the
+            cache itself is read: row i is then slot i, and the context its length.
+        kernel: For which the cache is laid out; the attention of a prefill is XLA's.
 
     Returns:
         The cache; sampled tokens [B]; their log-probabilities [B].
     """
     _traced()
     decoder = _decoder(config, weights)
-    past = _read(cache, rows.slot, context)
+    past = cache if len(rows.slot) == len(cache.k[0]) else _read(cache, rows, config, context, kernel)
     positions = rows.start[:, None] + jnp.arange(rows.tokens.shape[1])
-    options = functools.partial(AttentionOptions.of, config)
+    options = functools.partial(AttentionOptions.of, config, kernel=kernel)
     hidden, new = run_layers(decoder, rows.tokens, positions, attend_prefill, options, past, None, rows.start)
     last = jnp.take_along_axis(hidden, (rows.count - 1)[:, None, None], axis=1)[:, 0]
     token, logprob = sample(decoder.logits(last), sampling)
-    every = jnp.arange(len(rows.slot))
-    cache = _write(cache, new, every, rows.slot, rows.start, rows.num_rows)
+    cache = _write(cache, new, rows.real, rows.slot, rows.start, rows.num_real, kernel)
     return _laid_out(cache, layout), token, logprob
 
 
@@ -144,8 +156,8 @@ def decode(
 
     Args:
         weights: Parameters in the order of `parameter_paths`.
-        past: What the rows read, [B, Hkv, context, Dh] per layer: kept from call to call, so that only the
-            rows of newcomers are copied out of the cache. `context` is at least the largest `rows.start`.
+        past: What the rows read, a cache of a slot of `context` tokens for each: kept from call to call, so that
+            only the rows of newcomers are copied out of the cache. `context` is at least the largest `rows.start`.
             Donated, too. None reads the cache itself: row i is then slot i, and all slots are rows. The
             kernel takes any rows, and None.
         num_steps: int32, at most `max_steps`; not part of the compiled program.
@@ -157,7 +169,7 @@ def decode(
     _traced()
     batch = len(rows.token)
     if past is not None:
-        past = _read_rows(cache, past, rows)
+        past = _read_rows(cache, past, rows.slot, rows.stale, rows.num_stale)
     if kernel == "xla":
         read, kept = past or cache, empty_cache(config, batch, max_steps, cache.k[0].dtype)
     else:
@@ -175,9 +187,10 @@ def decode(
     end = jax.lax.while_loop(lambda state: (state.at < num_steps) & jnp.any(state.active), step, start)
     if kernel != "xla":
         return end.kept, None, end.tokens, end.logprobs, end.counts
-    cache = _write(cache, end.kept, rows.real, rows.slot, rows.start, rows.num_real)
+    cache = _write(cache, end.kept, rows.real, rows.slot, rows.start, rows.num_real, kernel)
     if past is not None:
-        past = _laid_out(_write(past, end.kept, rows.real, jnp.arange(batch), rows.start, rows.num_real), layout)
+        seats = jnp.arange(batch)
+        past = _laid_out(_write(past, end.kept, rows.real, seats, rows.start, rows.num_real, kernel), layout)
     return _laid_out(cache, layout), past, end.tokens, end.logprobs, end.counts
 
 
@@ -251,51 +264,76 @@ def _decoder(config: DecoderConfig, weights: tuple[jax.Array, ...]) -> Decoder:
 _abstract = functools.cache(abstract_params)
 
 
-def _read(cache: Cache, slot: jax.Array, context: int) -> Cache:
-    """The first `context` tokens of some slots, [B, Hkv, context, Dh] per layer."""
-    return jax.tree.map(lambda x: x.at[slot, :, :context].get(mode="clip"), cache)
+def _read(cache: Cache, rows: PrefillRows, config: DecoderConfig, context: int, kernel: Kernel) -> Cache:
+    """The first `context` tokens of the real rows' slots."""
+    empty = empty_cache(config, len(rows.slot), context, cache.k[0].dtype, kernel=kernel)
+    return _read_rows(cache, empty, rows.slot, rows.real, rows.num_real)
 
 
-def _read_rows(cache: Cache, past: Cache, rows: DecodeRows) -> Cache:
+def _read_rows(cache: Cache, past: Cache, slot: jax.Array, stale: jax.Array, num_stale: jax.Array) -> Cache:
     """The past with its stale rows read from their slots, as far as a row reaches."""
 
     def body(at: jax.Array, past: Cache) -> Cache:
-        row = rows.stale[at]
-        return jax.tree.map(lambda out, x: _read_row(out, x, row, rows.slot[row]), past, cache)
+        row = stale[at]
+        return jax.tree.map(lambda out, x: _read_row(out, x, row, slot[row]), past, cache)
 
-    return jax.lax.fori_loop(0, rows.num_stale, body, past)
+    return jax.lax.fori_loop(0, num_stale, body, past)
 
 
 @jax.jit  # so that it is traced once, not for each array of the cache
 def _read_row(out: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
-    """Row `row` of `out` [B, Hkv, context, Dh] taken from a slot of `x`."""
+    """Row `row` of `out` [B, ...] taken from the beginning of a slot of `x`."""
     block = _slice(x, (slot, 0, 0, 0), (1, *out.shape[1:]))
     return _put(out, block, (row, 0, 0, 0))
 
 
-def _write(cache: Cache, new: Cache, real: jax.Array, slot: jax.Array, start: jax.Array, num_real: jax.Array) -> Cache:
-    """Put the real rows of `new`, [B, Hkv, T, Dh] per layer, at `start` of their slots.
+def _write(
+    cache: Cache,
+    new: Cache,
+    real: jax.Array,
+    slot: jax.Array,
+    start: jax.Array,
+    num_real: jax.Array,
+    kernel: Kernel,
+) -> Cache:
+    """Put the real rows of `new`, [B, ...] per layer, at `start` of their slots.
 
     What lies behind a slot's end is dropped, and what is in front of `start` stays as it is.
     """
 
     def body(at: jax.Array, cache: Cache) -> Cache:
         row = real[at]
-        return jax.tree.map(lambda x, new: _write_row(x, new, row, slot[row], start[row]), cache, new)
+        place = row, slot[row], start[row]
+        written = (
+            tuple(_write_row(x, y, *place, axis=axis) for x, y in zip(old, news, strict=True))
+            for old, news, axis in zip(cache, new, token_axes(kernel), strict=True)
+        )
+        return Cache(*written)
 
     return jax.lax.fori_loop(0, num_real, body, cache)
 
 
-@jax.jit  # so that it is traced once, not for each array of the cache
-def _write_row(x: jax.Array, new: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array) -> jax.Array:
-    """Slot `slot` of `x` [slots, Hkv, length, Dh] with row `row` of `new` [B, Hkv, T, Dh] put at `start`."""
-    length, size = x.shape[2], new.shape[2]
+@functools.partial(jax.jit, static_argnames=("axis",))  # so that it is traced once, not for each array of the cache
+def _write_row(
+    x: jax.Array, new: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array, *, axis: int
+) -> jax.Array:
+    """Slot `slot` of `x` [slots, ...] with row `row` of `new` [B, ...] put at token `start`.
+
+    Args:
+        axis: Along which the tokens lie.
+    """
+
+    def along(tokens: Any, first: Any = 0) -> list[Any]:
+        return [first, *(tokens if n == axis else 0 for n in range(1, x.ndim))]
+
+    length, size = x.shape[axis], new.shape[axis]
     begin = jnp.minimum(start, length - size)
     shift = start - begin
-    block = _slice(new, (row, 0, 0, 0), (1, *new.shape[1:])).astype(x.dtype)
-    shifted = _slice(jnp.pad(block, ((0, 0), (0, 0), (size, 0), (0, 0))), (0, 0, size - shift, 0), block.shape)
-    place = (slot, 0, begin, 0)
-    fits = jnp.arange(size)[:, None] >= shift
+    block = _slice(new, along(0, row), (1, *new.shape[1:])).astype(x.dtype)
+    padded = jnp.pad(block, [(most, 0) for most in along(size)])
+    shifted = _slice(padded, along(size - shift), block.shape)
+    place = along(begin, slot)
+    fits = jax.lax.broadcasted_iota(jnp.int32, block.shape, axis) >= shift
     return _put(x, jnp.where(fits, shifted, _slice(x, place, block.shape)), place)
 
 

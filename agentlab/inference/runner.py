@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -87,7 +86,8 @@ class Runner:
         self._device = self._layout or next(iter(first.devices()))
         self._weights = self._placed(model.params)
         self._length = kernel_length(tokens_per_slot, kernel)
-        self._cache = programs.empty_cache(model.config, num_slots, self._length, first.dtype, device=self._device)
+        self._dtype = first.dtype
+        self._cache = self._empty_cache(num_slots, self._length)
         self._past: Cache | None = None
         self._past_size = (0, 0)
         self._seats = Seats()
@@ -137,27 +137,26 @@ class Runner:
 
     def prefill(self, plan: Plan) -> list[tuple[Chunk, int, float]]:
         """Run the chunks of a plan: for each, the token that follows it and its log-probability."""
-        rows = self._shapes.prefill_rows_for(len(plan.chunks), plan.chunk_size)
-        chunks = plan.chunks
-        tokens = np.zeros((rows, plan.chunk_size), np.int32)
-        for row, (generation, length) in enumerate((c.generation, c.length) for c in chunks):
-            begin = len(generation.cached)
-            tokens[row, :length] = generation.tokens[begin : begin + length]
-        generations = [c.generation for c in chunks]
+        size = self._shapes.prefill_rows_for(len(plan.chunks), plan.chunk_size)
+        generations = [c.generation for c in plan.chunks]
         starts = [len(g.cached) for g in generations]
-        batch = PrefillRows(
-            tokens=tokens,
-            start=_column(starts, rows, 0),
-            count=_column([c.length for c in chunks], rows, 1),
-            slot=_column([g.slot.index for g in generations if g.slot], rows, 0),
-            num_rows=np.int32(len(generations)),
-        )
-        context = self._shapes.prefill_context_for(max(starts))
-        sampling = _sampling(range(len(generations)), generations, rows)
-        num_tokens = sum(c.length for c in chunks)
-        with self._executing("prefill", num_sequences=len(chunks), tokens=num_tokens, rows=rows, context=context):
+        in_place = size == self._num_slots
+        rows = [g.slot.index for g in generations if g.slot] if in_place else list(range(len(generations)))
+        tokens = np.zeros((size, plan.chunk_size), np.int32)
+        start, count, slot = (np.full(size, padding, np.int32) for padding in (0, 1, 0))
+        for row, begin, chunk in zip(rows, starts, plan.chunks, strict=True):
+            generation = chunk.generation
+            assert generation.slot is not None
+            tokens[row, : chunk.length] = generation.tokens[begin : begin + chunk.length]
+            start[row], count[row], slot[row] = begin, chunk.length, generation.slot.index
+        real = _column(rows, size, 0), np.int32(len(generations))
+        batch = PrefillRows(tokens, start, count, slot, *real)
+        context = self._length if in_place else self._shapes.prefill_context_for(max(starts))
+        sampling = _sampling(rows, generations, size)
+        num_tokens = sum(c.length for c in plan.chunks)
+        with self._executing("prefill", num_sequences=len(generations), tokens=num_tokens, rows=size, context=context):
             token, logprob = self._prefill(batch, sampling, context)
-        return list(zip(chunks, token.tolist(), logprob.tolist(), strict=False))
+        return list(zip(plan.chunks, token[rows].tolist(), logprob[rows].tolist(), strict=True))
 
     def decode(self, plan: Plan, limits: Sequence[int]) -> list[tuple[Generation, list[int], list[float]]]:
         """Run the decode steps of a plan: for each generation its new tokens and log-probabilities."""
@@ -222,8 +221,7 @@ class Runner:
             self._past, self._past_size = None, (rows, context)
             self._seats.clear(rows)
             if not in_place:
-                dtype = self._cache.k[0].dtype
-                self._past = programs.empty_cache(self._config, rows, context, dtype, device=self._device)
+                self._past = self._empty_cache(rows, context)
         return context
 
     @contextlib.contextmanager
@@ -263,30 +261,36 @@ class Runner:
         nothing, slots = np.int32(0), self._num_slots
         none = _column([], slots, 0)
         cache = self._abstract_cache(slots, self._length)
-        shared: dict[str, Any] = {"config": self._config, "layout": self._layout}
+        shared: dict[str, Any] = {"config": self._config, "kernel": self._kernel, "layout": self._layout}
         yield ("copy", slots), lambda: programs.copy.lower(cache, none, none, nothing, layout=self._layout)
 
         def decode(rows: int, context: int) -> Lowered:
             past = None if self._in_place(rows) else self._abstract_cache(rows, context)
             filled = self._decode_rows([], [], [], [], rows), _sampling([], [], rows), nothing
-            sizes: dict[str, Any] = {"max_steps": self._max_dispatch, "kernel": self._kernel}
-            return programs.decode.lower(self._weights, cache, past, *filled, **shared, **sizes)
+            return programs.decode.lower(self._weights, cache, past, *filled, **shared, max_steps=self._max_dispatch)
 
         def prefill(rows: int, chunk: int, context: int) -> Lowered:
             zeros, ones = _column([], rows, 0), _column([], rows, 1)
-            batch = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, nothing)
+            batch = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, zeros, nothing)
             filled = batch, _sampling([], [], rows)
             return programs.prefill.lower(self._weights, cache, *filled, **shared, context=context)
 
         for rows in self._shapes.decode_rows:
             for context in (self._length,) if self._in_place(rows) else self._shapes.contexts_for(rows):
                 yield ("decode", rows, context), functools.partial(decode, rows, context)
-        for size, context in itertools.product(self._shapes.prefill, self._shapes.prefill_contexts):
-            yield ("prefill", *size, context), functools.partial(prefill, *size, context)
+        for size in self._shapes.prefill:
+            for context in (self._length,) if size.rows == slots else self._shapes.prefill_contexts:
+                yield ("prefill", *size, context), functools.partial(prefill, *size, context)
+
+    def _empty_cache(self, num_slots: int, length: int) -> Cache:
+        return programs.empty_cache(
+            self._config, num_slots, length, self._dtype, kernel=self._kernel, device=self._device
+        )
 
     def _abstract_cache(self, num_slots: int, length: int) -> Cache:
-        dtype = self._cache.k[0].dtype
-        return programs.abstract_cache(self._config, num_slots, length, dtype, device=self._device)
+        return programs.abstract_cache(
+            self._config, num_slots, length, self._dtype, kernel=self._kernel, device=self._device
+        )
 
     def _copy(self, source: np.ndarray, target: np.ndarray, num_copies: int) -> None:
         with self._watched("copy", len(source)):
@@ -301,6 +305,7 @@ class Runner:
                 sampling,
                 config=self._config,
                 context=context,
+                kernel=self._kernel,
                 layout=self._layout,
             )
         return jax.device_get((token, logprob))
