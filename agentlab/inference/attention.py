@@ -33,11 +33,22 @@ class AttentionOptions(NamedTuple):
     window: int | None
     """Most tokens that are seen, the token itself included; None for all."""
     kernel: Kernel = "xla"
+    context: int = 0
+    """Cached tokens that a prefill reads where it does not read the cache in place."""
 
     @classmethod
-    def of(cls, config: DecoderConfig, layer: int, kernel: Kernel = "xla") -> "AttentionOptions":
+    def of(cls, config: DecoderConfig, layer: int, kernel: Kernel, context: int = 0) -> "AttentionOptions":
         """Those of a layer of a model."""
-        return cls(config.attention_scale, config.attention_soft_cap, config.window(layer), kernel)
+        return cls(config.attention_scale, config.attention_soft_cap, config.window(layer), kernel, context)
+
+
+class PrefillPlace(NamedTuple):
+    """Where the tokens of a prefill belong."""
+
+    start: jax.Array
+    """[B] int32: tokens of each row before this program."""
+    slot: jax.Array
+    """[B] int32: each row's slot."""
 
 
 class DecodePlace(NamedTuple):
@@ -66,21 +77,33 @@ def attend_prefill(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    past: KeysValues,
+    cache: KeysValues,
     kept: None,
-    start: jax.Array,
+    place: PrefillPlace,
 ) -> tuple[jax.Array, KeysValues]:
-    """Attention of a chunk of each row over its past, of `start` [B] tokens, and itself.
+    """Attention of a chunk of each row over the tokens in its slot of the cache, and over itself.
+
+    With a row for every slot, row i is slot i and the cache is read in place.
 
     Returns:
-        [B, T, Hq, Dh], and the chunk's keys and values, both as `past` is laid out.
+        [B, T, Hq, Dh], and the chunk's keys and values, laid out as the cache.
     """
     del kept
+    past = cache
+    if len(place.slot) != len(cache[0]):
+        q, *whole = jax.lax.optimization_barrier((q, *cache))  # else the slots of all layers are copied beforehand
+        axes = token_axes(options.kernel)
+        past = _rows_of(whole[0], place.slot, options.context, axes[0]), _rows_of(whole[1], place.slot, options.context, axes[1])
     new = keys_values(k, v)
     steps = jnp.arange(q.shape[1])
     if options.kernel == "xla":
-        return _xla(options, q, past, new, start, steps), new
-    return _xla(options, q, _keys_turned(past), new, start, steps), _keys_turned(new)
+        return _xla(options, q, past, new, place.start, steps), new
+    return _xla(options, q, _keys_turned(past), new, place.start, steps), _keys_turned(new)
+
+
+def _rows_of(x: jax.Array, slot: jax.Array, context: int, axis: int) -> jax.Array:
+    """The first tokens of some slots."""
+    return jax.lax.slice_in_dim(x.at[slot].get(mode="clip"), 0, context, axis=axis)
 
 
 def attend_decode(

@@ -1,6 +1,7 @@
 """The built-in inference engine: continuous batching with a prefix cache, on one thread of its own."""
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -53,6 +54,9 @@ class Released:
 Item = Submitted | Abort | Released | Policy
 
 
+PAUSE_S, MOST_PAUSES = 0.001, 5
+"""An engine that was idle waits for so long without a request, but not for more of them, before it begins: requests
+come in bursts, and a prefill for the first of them alone would hold up the others."""
 LAST_DISPATCH_S = 30.0
 """Seconds for which a new `serve` waits for the last dispatch of the one before."""
 
@@ -270,15 +274,24 @@ class JaxEngine(Engine):
             return
         for _ in self._runner.warm_up():
             self._publish()
-            for item in inbox.drain():
-                self._take(item)
+            self._take_all(inbox)
         self._publish()
 
     def _read(self, inbox: Inbox[Item]) -> None:
         if not self._scheduler.has_work:
             self._take(inbox.get())
-        for item in inbox.drain():
+            for _ in range(MOST_PAUSES):
+                time.sleep(PAUSE_S)
+                if not self._take_all(inbox):
+                    break
+        self._take_all(inbox)
+
+    def _take_all(self, inbox: Inbox[Item]) -> bool:
+        """Take what is there; False if nothing is."""
+        items = inbox.drain()
+        for item in items:
             self._take(item)
+        return bool(items)
 
     def _take(self, item: Item) -> None:
         match item:

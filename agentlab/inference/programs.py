@@ -19,6 +19,7 @@ from agentlab.inference.attention import (
     AttentionOptions,
     DecodePlace,
     Kernel,
+    PrefillPlace,
     attend_decode,
     attend_prefill,
     token_axes,
@@ -126,10 +127,10 @@ def prefill(
     """
     _traced()
     decoder = _decoder(config, weights)
-    past = cache if len(rows.slot) == len(cache.k[0]) else _read(cache, rows, config, context, kernel)
     positions = rows.start[:, None] + jnp.arange(rows.tokens.shape[1])
-    options = functools.partial(AttentionOptions.of, config, kernel=kernel)
-    hidden, new = run_layers(decoder, rows.tokens, positions, attend_prefill, options, past, None, rows.start)
+    options = functools.partial(AttentionOptions.of, config, kernel=kernel, context=context)
+    place = PrefillPlace(rows.start, rows.slot)
+    hidden, new = run_layers(decoder, rows.tokens, positions, attend_prefill, options, cache, None, place)
     last = jnp.take_along_axis(hidden, (rows.count - 1)[:, None, None], axis=1)[:, 0]
     token, logprob = sample(decoder.logits(last), sampling)
     cache = _write(cache, new, rows.real, rows.slot, rows.start, rows.num_real, kernel)
@@ -262,12 +263,6 @@ def _decoder(config: DecoderConfig, weights: tuple[jax.Array, ...]) -> Decoder:
 
 
 _abstract = functools.cache(abstract_params)
-
-
-def _read(cache: Cache, rows: PrefillRows, config: DecoderConfig, context: int, kernel: Kernel) -> Cache:
-    """The first `context` tokens of the real rows' slots."""
-    empty = empty_cache(config, len(rows.slot), context, cache.k[0].dtype, kernel=kernel)
-    return _read_rows(cache, empty, rows.slot, rows.real, rows.num_real)
 
 
 def _read_rows(cache: Cache, past: Cache, slot: jax.Array, stale: jax.Array, num_stale: jax.Array) -> Cache:
