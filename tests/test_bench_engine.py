@@ -31,7 +31,7 @@ def test_the_bare_pass_computes_what_the_model_does():
         tokens, positions, lambda _, q, k, v: attend(q, k, v, mask, scale=scale)
     )
     np.testing.assert_allclose(logits, decoder.logits(hidden[:, -1]), atol=2e-4)
-    assert len(kept) == model.config.num_layers and kept[0][0].shape == (2, heads[1], 12, model.config.head_dim)
+    assert len(kept) == model.config.num_layers and kept[0][1].shape == (2, heads[1], 12, model.config.head_dim)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])

@@ -50,10 +50,10 @@ def test_decode_attends_as_defined_by_either_path(kernel, soft_cap, window):
     cache = normal(0, SLOTS, KV_HEADS, LENGTH, SIZE), normal(1, SLOTS, KV_HEADS, LENGTH, SIZE)
     start, slot = jnp.asarray([130, 0, 60], jnp.int32), jnp.asarray([2, 0, SLOTS], jnp.int32)
     rows = np.minimum(slot, SLOTS - 1)
-    past = cache[0][rows], cache[1][rows]
-    kept = cache if kernel != "xla" else (jnp.zeros((3, KV_HEADS, 4, SIZE)), jnp.zeros((3, KV_HEADS, 4, SIZE)))
+    past = cache[0][rows].swapaxes(2, 3), cache[1][rows]
+    kept = cache if kernel != "xla" else (jnp.zeros((3, KV_HEADS, SIZE, 4)), jnp.zeros((3, KV_HEADS, 4, SIZE)))
     step = jax.jit(attend_decode, static_argnums=0)
-    seen = {row: [np.asarray(x)[row, :, : int(start[row])].swapaxes(0, 1) for x in past] for row in (0, 1)}
+    seen = {row: [np.asarray(x)[rows[row], :, : int(start[row])].swapaxes(0, 1) for x in cache] for row in (0, 1)}
     for at in range(2):
         q, k, v = (normal(10 * n + at, 3, 1, heads, SIZE) for n, heads in ((1, HEADS), (2, KV_HEADS), (3, KV_HEADS)))
         place = DecodePlace(start, jnp.int32(at), slot)

@@ -223,3 +223,18 @@ def test_an_abort_frees_the_slot_within_one_dispatch():
     aborted_ns, _ = serve(engine, body)
     later = [s for s in spans(aborted_ns) if s.start_ns > aborted_ns and s.stage in ("prefill", "decode")]
     assert (later[0].stage, later[0].tags["tokens"]) == ("prefill", 4)
+
+
+def test_requests_that_follow_each_other_closely_are_prefilled_together(monkeypatch):
+    monkeypatch.setattr("agentlab.inference.jax_engine.PAUSE_S", 0.2)
+    engine, began = new_engine(), now_ns()
+
+    async def body() -> None:
+        async with anyio.create_task_group() as group:
+            for index in range(4):
+                group.start_soon(engine.generate, ask(str(index), (20 + index, 6, 7)))
+                await anyio.sleep(0.02)
+
+    serve(engine, body)
+    prefills = [s for s in spans() if s.start_ns >= began and "prefill" in (s.stage, s.tags.get("program", "")[:7])]
+    assert [s.tags["num_sequences"] for s in prefills] == [4]
