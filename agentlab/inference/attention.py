@@ -89,11 +89,10 @@ def attend_prefill(
         [B, T, Hq, Dh], and the chunk's keys and values, laid out as the cache.
     """
     del kept
-    past = cache
+    past: Any = cache
     if len(place.slot) != len(cache[0]):
-        q, *whole = jax.lax.optimization_barrier((q, *cache))  # else the slots of all layers are copied beforehand
         axes = token_axes(options.kernel)
-        past = _rows_of(whole[0], place.slot, options.context, axes[0]), _rows_of(whole[1], place.slot, options.context, axes[1])
+        past = tuple(_rows_of(x, place.slot, options.context, axis) for x, axis in zip(cache, axes, strict=True))
     new = keys_values(k, v)
     steps = jnp.arange(q.shape[1])
     if options.kernel == "xla":
