@@ -1,26 +1,19 @@
 """Attention of new tokens over a cached past and over each other: by XLA everywhere, by a kernel on TPU."""
 
 import functools
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from agentlab.inference.cache import Kernel, KeysValues, RealRows, as_cached, keys_values, slots_of, write_rows
 from agentlab.inference.paged import PAGE, paged_attend
 from agentlab.models.attention import float32_product
 from agentlab.models.config import DecoderConfig
 
-KeysValues = tuple[jax.Array, jax.Array]
-"""Keys [B, Hkv, Dh, T] and values [B, Hkv, T, Dh], as products with queries and with weights read them in order.
-
-Only the kernel wants its keys as [B, Hkv, T, Dh], too, see `token_axes`.
-"""
-
 UNSEEN = -1e30
 """Added to the scores of tokens that are not seen: far below any score, far above the least float32."""
-
-Kernel = Literal["xla", "pallas", "pallas_interpreted"]
-"""What computes the attention of a decode: XLA, JAX's TPU kernel, or that kernel interpreted on any device."""
 
 
 class AttentionOptions(NamedTuple):
@@ -34,21 +27,12 @@ class AttentionOptions(NamedTuple):
     """Most tokens that are seen, the token itself included; None for all."""
     kernel: Kernel = "xla"
     context: int = 0
-    """Cached tokens that a prefill reads where it does not read the cache in place."""
+    """Tokens of a slot that a prefill reads where it does not read the cache in place."""
 
     @classmethod
     def of(cls, config: DecoderConfig, layer: int, kernel: Kernel, context: int = 0) -> "AttentionOptions":
         """Those of a layer of a model."""
         return cls(config.attention_scale, config.attention_soft_cap, config.window(layer), kernel, context)
-
-
-class PrefillPlace(NamedTuple):
-    """Where the tokens of a prefill belong."""
-
-    start: jax.Array
-    """[B] int32: tokens of each row before this program."""
-    slot: jax.Array
-    """[B] int32: each row's slot."""
 
 
 class DecodePlace(NamedTuple):
@@ -67,42 +51,32 @@ def kernel_length(length: int, kernel: Kernel) -> int:
     return length if kernel == "xla" else -(-length // PAGE) * PAGE
 
 
-def token_axes(kernel: Kernel) -> tuple[int, int]:
-    """Which axis of the keys and which of the values in the cache are the tokens."""
-    return (3 if kernel == "xla" else 2), 2
-
-
 def attend_prefill(
     options: AttentionOptions,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    past: None,
     cache: KeysValues,
-    kept: None,
-    place: PrefillPlace,
+    place: RealRows,
 ) -> tuple[jax.Array, KeysValues]:
     """Attention of a chunk of each row over the tokens in its slot of the cache, and over itself.
 
-    With a row for every slot, row i is slot i and the cache is read in place.
+    The chunk is written first, so that each layer's slots are read when it runs and not all of them beforehand. With
+    a row for every slot, row i is slot i and the cache is read in place.
 
     Returns:
-        [B, T, Hq, Dh], and the chunk's keys and values, laid out as the cache.
+        [B, T, Hq, Dh], and the cache with the chunks of the real rows in it.
     """
-    del kept
-    past: Any = cache
-    if len(place.slot) != len(cache[0]):
-        axes = token_axes(options.kernel)
-        past = tuple(_rows_of(x, place.slot, options.context, axis) for x, axis in zip(cache, axes, strict=True))
-    new = keys_values(k, v)
-    steps = jnp.arange(q.shape[1])
-    if options.kernel == "xla":
-        return _xla(options, q, past, new, place.start, steps), new
-    return _xla(options, q, _keys_turned(past), new, place.start, steps), _keys_turned(new)
-
-
-def _rows_of(x: jax.Array, slot: jax.Array, context: int, axis: int) -> jax.Array:
-    """The first tokens of some slots."""
-    return jax.lax.slice_in_dim(x.at[slot].get(mode="clip"), 0, context, axis=axis)
+    del past
+    cache = write_rows(cache, as_cached(keys_values(k, v), options.kernel), place, options.kernel)
+    keys, values = slots_of(cache, place.slot, options.context, options.kernel)
+    position = place.start[:, None] + jnp.arange(q.shape[1])
+    distance = position[..., None] - jnp.arange(values.shape[2])
+    seen = distance >= 0
+    if options.window is not None:
+        seen &= distance < options.window
+    return _attend(q, [(keys, values, _bias(seen))], scale=options.scale, soft_cap=options.soft_cap), cache
 
 
 def attend_decode(
@@ -132,7 +106,7 @@ def attend_decode(
     cache = _written(kept[0], k, place.slot, position), _written(kept[1], v, place.slot, position)
     slot = jnp.minimum(place.slot, cache[0].shape[0] - 1)
     if options.window is not None and options.window < cache[0].shape[2]:
-        rows = _keys_turned((cache[0][slot], cache[1][slot]))
+        rows = as_cached((cache[0][slot], cache[1][slot]), options.kernel)
         return _xla(options, q, rows, keys_values(k, v), position, jnp.arange(1)), cache
     how: dict[str, Any] = {"scale": options.scale, "soft_cap": options.soft_cap}
     interpret = options.kernel == "pallas_interpreted"
@@ -148,15 +122,6 @@ def _appended(kept: jax.Array, x: jax.Array, at: jax.Array, axis: int) -> jax.Ar
 def _written(cache: jax.Array, x: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
     """One token of each row put into its slot; those of padding rows are dropped."""
     return cache.at[slot, :, position].set(x[:, 0].astype(cache.dtype), mode="drop")
-
-
-def keys_values(k: jax.Array, v: jax.Array) -> KeysValues:
-    """Those of new tokens, [B, T, Hkv, Dh] both, laid out for `attend_cached`."""
-    return k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
-
-
-def _keys_turned(cached: KeysValues) -> KeysValues:
-    return jnp.swapaxes(cached[0], 2, 3), cached[1]
 
 
 def _xla(
@@ -198,13 +163,37 @@ def attend_cached(
     Source: as for `agentlab.models.attention.attend`, which is the reference for this one; normalised at the end as
         in Dao et al. 2022 (arXiv:2205.14135), section 3.1.
     """
+    at_past, at_new = jnp.arange(past[1].shape[2]), jnp.arange(new[1].shape[2])
+    distance = past_length[:, None, None] + steps[:, None] - at_past
+    cached = jnp.broadcast_to(at_past < past_length[:, None, None], distance.shape)
+    fresh = at_new <= steps[:, None]
+    if window is not None:
+        cached &= distance < window
+        fresh &= steps[:, None] - at_new < window
+    parts = [(*past, _bias(cached)), (*new, _bias(fresh)[None])]
+    return _attend(q, parts, scale=scale, soft_cap=soft_cap)
+
+
+def _bias(seen: jax.Array) -> jax.Array:
+    """What is added to scores: 0 for the tokens that are seen."""
+    return jnp.where(seen, 0.0, UNSEEN)
+
+
+def _attend(
+    q: jax.Array,
+    parts: Sequence[tuple[jax.Array, jax.Array, jax.Array]],
+    *,
+    scale: float,
+    soft_cap: float | None,
+) -> jax.Array:
+    """Attention over keys, values and biases [B or 1, T, N] in parts; every query must see something."""
     batch, num_queries, num_heads, head_dim = q.shape
-    num_kv_heads, context = past[1].shape[1:3]
+    num_kv_heads = parts[0][1].shape[1]
     groups = num_heads // num_kv_heads
     grouped = q.reshape(batch, num_queries, num_kv_heads, groups, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, num_kv_heads, groups * num_queries, head_dim)
 
-    # The shapes of scores and weights stay those of the products: XLA's CPU client takes twice as long otherwise.
+    # Scores and weights keep the shapes of the products: XLA's CPU client takes twice as long otherwise.
     def scores(keys: jax.Array, bias: jax.Array) -> jax.Array:
         x = float32_product("bhqd,bhdk->bhqk", grouped, keys) * scale
         x = x if soft_cap is None else soft_cap * jnp.tanh(x / soft_cap)
@@ -213,27 +202,14 @@ def attend_cached(
     def mixed(weights: jax.Array, values: jax.Array) -> jax.Array:
         return float32_product("bhqk,bhkd->bhqd", weights.astype(values.dtype), values)
 
-    biases = _biases(past_length, steps, context, new[1].shape[2], window)
-    both = [scores(keys, bias) for (keys, _), bias in zip((past, new), biases, strict=True)]
-    top = functools.reduce(jnp.maximum, (jnp.max(x, axis=-1, initial=UNSEEN, keepdims=True) for x in both))
-    weights = [jnp.exp(x - top) for x in both]
-    total = sum(jnp.sum(x, axis=-1, keepdims=True) for x in weights)
+    every = [scores(keys, bias) for keys, _, bias in parts]
+    top = functools.reduce(jnp.maximum, (jnp.max(x, axis=-1, initial=UNSEEN, keepdims=True) for x in every))
+    weights = [jnp.exp(x - top) for x in every]
+    total = functools.reduce(jnp.add, (jnp.sum(x, axis=-1, keepdims=True) for x in weights))
     # A sum or a quotient that is fused into the products makes them three times as slow there.
-    old, own = jax.lax.optimization_barrier((mixed(weights[0], past[1]), mixed(weights[1], new[1])))
-    out = ((old + own) / total).astype(past[1].dtype)
+    products = jax.lax.optimization_barrier(
+        [mixed(x, values) for x, (_, values, _) in zip(weights, parts, strict=True)]
+    )
+    out = (functools.reduce(jnp.add, products) / total).astype(parts[0][1].dtype)
     out = out.reshape(batch, num_kv_heads, groups, num_queries, head_dim)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
-
-
-def _biases(
-    past_length: jax.Array, steps: jax.Array, context: int, num_new: int, window: int | None
-) -> tuple[jax.Array, jax.Array]:
-    """What is added to the scores of the past, [B, T, context], and of the new tokens, [1, T, N]: 0 for the seen."""
-    at_past, at_new = jnp.arange(context), jnp.arange(num_new)
-    cached = jnp.broadcast_to(at_past < past_length[:, None, None], (past_length.shape[0], steps.shape[0], context))
-    fresh = at_new <= steps[:, None]
-    if window is not None:
-        distance = past_length[:, None, None] + steps[:, None] - at_past
-        cached &= distance < window
-        fresh &= steps[:, None] - at_new < window
-    return jnp.where(cached, 0.0, UNSEEN), jnp.where(fresh, 0.0, UNSEEN)[None]

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentlab.inference.attention import attend_cached, keys_values
+from agentlab.inference.attention import attend_cached
+from agentlab.inference.cache import keys_values
 from agentlab.models import Model
 from agentlab.models.decoder import FEW_ROWS, project, rotary_frequencies
 from agentlab.models.tree import flat_arrays

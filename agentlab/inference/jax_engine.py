@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import Closed, Inbox, Reply, run_thread
 from agentlab.errors import ConfigError, EngineError
-from agentlab.inference.attention import Kernel
 from agentlab.inference.base import Engine
+from agentlab.inference.cache import Kernel
 from agentlab.inference.memory import MemoryPlan, free_device_bytes, plan_memory
 from agentlab.inference.runner import Runner, cache_layout
 from agentlab.inference.scheduler import Generation, Scheduler

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
 
-from agentlab.inference.attention import AttentionOptions, KeysValues
+from agentlab.inference.attention import AttentionOptions
+from agentlab.inference.cache import Cache, KeysValues
 from agentlab.models.decoder import Block, Decoder
 
 Attend = Callable[..., tuple[jax.Array, KeysValues]]
@@ -16,22 +17,6 @@ Attend = Callable[..., tuple[jax.Array, KeysValues]]
 q, k and v are those of the new tokens, [B, T, H, Dh]; `past` and `kept` are this layer's part of the caches
 that the program gave, or None; `place` is the same for all layers.
 """
-
-
-class Cache(NamedTuple):
-    """Keys and values, one array per layer: keys [slots, Hkv, Dh, length], but for the kernel [slots, Hkv, length, Dh],
-    as values are.
-
-    A program writes whole blocks, so a slot is longer than the tokens it holds by the largest block;
-    what lies behind its tokens is never seen.
-    """
-
-    k: tuple[jax.Array, ...]
-    v: tuple[jax.Array, ...]
-
-    def layer(self, index: int) -> KeysValues:
-        """Keys and values of one layer."""
-        return self.k[index], self.v[index]
 
 
 def run_layers(

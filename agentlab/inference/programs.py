@@ -8,23 +8,16 @@ on a single device); the argument is donated.
 import functools
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
-from agentlab.inference.attention import (
-    AttentionOptions,
-    DecodePlace,
-    Kernel,
-    PrefillPlace,
-    attend_decode,
-    attend_prefill,
-    token_axes,
-)
-from agentlab.inference.layers import Cache, run_layers
+from agentlab.inference.attention import AttentionOptions, DecodePlace, attend_decode, attend_prefill
+from agentlab.inference.cache import Cache, Kernel, RealRows, empty_cache, read_rows, write_rows
+from agentlab.inference.layers import run_layers
 from agentlab.inference.sampling import Column, SamplingRows, sample
 from agentlab.models.config import DecoderConfig
 from agentlab.models.decoder import Decoder, abstract_params, decoder_structure
@@ -74,28 +67,6 @@ class DecodeRows(NamedTuple):
     num_stale: Column
 
 
-def empty_cache(
-    config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, kernel: Kernel = "xla", device: Any = None
-) -> Cache:
-    """A cache of zeros, on a device or laid out on several."""
-    shapes = abstract_cache(config, num_slots, length, dtype, kernel=kernel, device=device)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=device), shapes)
-
-
-def abstract_cache(
-    config: DecoderConfig, num_slots: int, length: int, dtype: Any, *, kernel: Kernel = "xla", device: Any = None
-) -> Cache:
-    """The shapes of such a cache, as it will lie."""
-    place = SingleDeviceSharding(device) if isinstance(device, jax.Device) else device
-
-    def layers(token_axis: int) -> Any:
-        sizes = [num_slots, config.num_kv_heads, config.head_dim]
-        sizes.insert(token_axis, length)
-        return (jax.ShapeDtypeStruct(tuple(sizes), dtype, sharding=place),) * config.num_layers
-
-    return Cache(*map(layers, token_axes(kernel)))
-
-
 @functools.cache
 def parameter_paths(config: DecoderConfig) -> tuple[Path, ...]:
     """The order in which programs take the parameters, as a flat tuple of arrays."""
@@ -118,8 +89,8 @@ def prefill(
 
     Args:
         weights: Parameters in the order of `parameter_paths`.
-        context: Tokens of cache that are read; at least the largest `rows.start`. With a row for every slot the
-            cache itself is read: row i is then slot i, and the context its length.
+        context: Tokens of a slot that are read, those of the chunk among them. With a row for every slot the cache
+            itself is read: row i is then slot i, and the context its length.
         kernel: For which the cache is laid out; the attention of a prefill is XLA's.
 
     Returns:
@@ -129,11 +100,10 @@ def prefill(
     decoder = _decoder(config, weights)
     positions = rows.start[:, None] + jnp.arange(rows.tokens.shape[1])
     options = functools.partial(AttentionOptions.of, config, kernel=kernel, context=context)
-    place = PrefillPlace(rows.start, rows.slot)
-    hidden, new = run_layers(decoder, rows.tokens, positions, attend_prefill, options, cache, None, place)
+    place = RealRows(rows.real, rows.num_real, rows.slot, rows.start)
+    hidden, cache = run_layers(decoder, rows.tokens, positions, attend_prefill, options, None, cache, place)
     last = jnp.take_along_axis(hidden, (rows.count - 1)[:, None, None], axis=1)[:, 0]
     token, logprob = sample(decoder.logits(last), sampling)
-    cache = _write(cache, new, rows.real, rows.slot, rows.start, rows.num_real, kernel)
     return _laid_out(cache, layout), token, logprob
 
 
@@ -170,7 +140,7 @@ def decode(
     _traced()
     batch = len(rows.token)
     if past is not None:
-        past = _read_rows(cache, past, rows.slot, rows.stale, rows.num_stale)
+        past = read_rows(cache, past, rows.slot, rows.stale, rows.num_stale)
     if kernel == "xla":
         read, kept = past or cache, empty_cache(config, batch, max_steps, cache.k[0].dtype)
     else:
@@ -188,10 +158,11 @@ def decode(
     end = jax.lax.while_loop(lambda state: (state.at < num_steps) & jnp.any(state.active), step, start)
     if kernel != "xla":
         return end.kept, None, end.tokens, end.logprobs, end.counts
-    cache = _write(cache, end.kept, rows.real, rows.slot, rows.start, rows.num_real, kernel)
+    real = RealRows(rows.real, rows.num_real, rows.slot, rows.start)
+    cache = Cache(*write_rows(cache, end.kept, real, kernel))
     if past is not None:
-        seats = jnp.arange(batch)
-        past = _laid_out(_write(past, end.kept, rows.real, seats, rows.start, rows.num_real, kernel), layout)
+        past = Cache(*write_rows(past, end.kept, real._replace(slot=jnp.arange(batch)), kernel))
+        past = _laid_out(past, layout)
     return _laid_out(cache, layout), past, end.tokens, end.logprobs, end.counts
 
 
@@ -263,75 +234,3 @@ def _decoder(config: DecoderConfig, weights: tuple[jax.Array, ...]) -> Decoder:
 
 
 _abstract = functools.cache(abstract_params)
-
-
-def _read_rows(cache: Cache, past: Cache, slot: jax.Array, stale: jax.Array, num_stale: jax.Array) -> Cache:
-    """The past with its stale rows read from their slots, as far as a row reaches."""
-
-    def body(at: jax.Array, past: Cache) -> Cache:
-        row = stale[at]
-        return jax.tree.map(lambda out, x: _read_row(out, x, row, slot[row]), past, cache)
-
-    return jax.lax.fori_loop(0, num_stale, body, past)
-
-
-@jax.jit  # so that it is traced once, not for each array of the cache
-def _read_row(out: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
-    """Row `row` of `out` [B, ...] taken from the beginning of a slot of `x`."""
-    block = _slice(x, (slot, 0, 0, 0), (1, *out.shape[1:]))
-    return _put(out, block, (row, 0, 0, 0))
-
-
-def _write(
-    cache: Cache,
-    new: Cache,
-    real: jax.Array,
-    slot: jax.Array,
-    start: jax.Array,
-    num_real: jax.Array,
-    kernel: Kernel,
-) -> Cache:
-    """Put the real rows of `new`, [B, ...] per layer, at `start` of their slots.
-
-    What lies behind a slot's end is dropped, and what is in front of `start` stays as it is.
-    """
-
-    def body(at: jax.Array, cache: Cache) -> Cache:
-        row = real[at]
-        place = row, slot[row], start[row]
-        written = (
-            tuple(_write_row(x, y, *place, axis=axis) for x, y in zip(old, news, strict=True))
-            for old, news, axis in zip(cache, new, token_axes(kernel), strict=True)
-        )
-        return Cache(*written)
-
-    return jax.lax.fori_loop(0, num_real, body, cache)
-
-
-@functools.partial(jax.jit, static_argnames=("axis",))  # so that it is traced once, not for each array of the cache
-def _write_row(
-    x: jax.Array, new: jax.Array, row: jax.Array, slot: jax.Array, start: jax.Array, *, axis: int
-) -> jax.Array:
-    """Slot `slot` of `x` [slots, ...] with row `row` of `new` [B, ...] put at token `start`.
-
-    Args:
-        axis: Along which the tokens lie.
-    """
-
-    def along(tokens: Any, first: Any = 0) -> list[Any]:
-        return [first, *(tokens if n == axis else 0 for n in range(1, x.ndim))]
-
-    length, size = x.shape[axis], new.shape[axis]
-    begin = jnp.minimum(start, length - size)
-    shift = start - begin
-    block = _slice(new, along(0, row), (1, *new.shape[1:])).astype(x.dtype)
-    padded = jnp.pad(block, [(most, 0) for most in along(size)])
-    shifted = _slice(padded, along(size - shift), block.shape)
-    place = along(begin, slot)
-    fits = jax.lax.broadcasted_iota(jnp.int32, block.shape, axis) >= shift
-    return _put(x, jnp.where(fits, shifted, _slice(x, place, block.shape)), place)
-
-
-# No index is negative: without their correction a program is compiled in two thirds of the time.
-_slice = functools.partial(jax.lax.dynamic_slice, allow_negative_indices=False)
-_put = functools.partial(jax.lax.dynamic_update_slice, allow_negative_indices=False)

@@ -13,8 +13,8 @@ from jax.stages import Lowered
 from agentlab.concurrency import ahead
 from agentlab.errors import ConfigError
 from agentlab.inference import programs
-from agentlab.inference.attention import Kernel, kernel_length
-from agentlab.inference.layers import Cache
+from agentlab.inference.attention import kernel_length
+from agentlab.inference.cache import Cache, Kernel, abstract_cache, empty_cache
 from agentlab.inference.programs import DecodeRows, PrefillRows
 from agentlab.inference.sampling import SamplingRows
 from agentlab.inference.scheduler import Chunk, Copy, Generation, Plan
@@ -151,7 +151,8 @@ class Runner:
             start[row], count[row], slot[row] = begin, chunk.length, generation.slot.index
         real = _column(rows, size, 0), np.int32(len(generations))
         batch = PrefillRows(tokens, start, count, slot, *real)
-        context = self._length if in_place else self._shapes.prefill_context_for(max(starts))
+        reach = max(begin + chunk.length for begin, chunk in zip(starts, plan.chunks, strict=True))
+        context = self._length if in_place else self._shapes.prefill_context_for(reach)
         sampling = _sampling(rows, generations, size)
         num_tokens = sum(c.length for c in plan.chunks)
         with self._executing("prefill", num_sequences=len(generations), tokens=num_tokens, rows=size, context=context):
@@ -283,14 +284,10 @@ class Runner:
                 yield ("prefill", *size, context), functools.partial(prefill, *size, context)
 
     def _empty_cache(self, num_slots: int, length: int) -> Cache:
-        return programs.empty_cache(
-            self._config, num_slots, length, self._dtype, kernel=self._kernel, device=self._device
-        )
+        return empty_cache(self._config, num_slots, length, self._dtype, kernel=self._kernel, device=self._device)
 
     def _abstract_cache(self, num_slots: int, length: int) -> Cache:
-        return programs.abstract_cache(
-            self._config, num_slots, length, self._dtype, kernel=self._kernel, device=self._device
-        )
+        return abstract_cache(self._config, num_slots, length, self._dtype, kernel=self._kernel, device=self._device)
 
     def _copy(self, source: np.ndarray, target: np.ndarray, num_copies: int) -> None:
         with self._watched("copy", len(source)):

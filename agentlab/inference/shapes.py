@@ -28,7 +28,7 @@ class Shapes:
     """Cached tokens that a decode reads; the largest holds a slot. One row alone always reads that: it is little
     beside the weights, and a program less."""
     prefill_contexts: tuple[int, ...] = (512,)
-    """Cached tokens that a prefill reads; the largest holds a slot."""
+    """Tokens of a slot that a prefill reads, its own among them; the largest holds a slot."""
 
     def __post_init__(self) -> None:
         for name in ("decode_rows", "prefill", "contexts", "prefill_contexts"):
@@ -72,7 +72,7 @@ class Shapes:
         return min(context for context in self.contexts_for(rows) if context >= length)
 
     def prefill_context_for(self, length: int) -> int:
-        """The same for a prefill."""
+        """The same for a prefill, whose own tokens count."""
         return min(context for context in self.prefill_contexts if context >= length)
 
     def prefill_for(self, pending: Sequence[int]) -> PrefillSize:
