@@ -5,10 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from agentlab.bench.engine_load import gather, request
 from agentlab.errors import ConfigError
 from agentlab.inference.attention import AttentionOptions, DecodePlace, attend_decode, kernel_length
+from agentlab.inference.cache import RealRows, abstract_cache, token_axes, write_rows
 from agentlab.inference.jax_engine import JaxEngine, kernel_for
+from agentlab.inference.shapes import PrefillSize, Shapes
 from agentlab.models import tiny_model
+from agentlab.rollout.serving import run_served
 
 SLOTS, HEADS, KV_HEADS, SIZE, LENGTH = 3, 4, 2, 128, 256
 
@@ -76,3 +80,42 @@ def test_the_kernel_is_chosen_where_it_can_run():
     for wrong, devices in ((tiny_model(), device), (model, [*device, *device])):
         with pytest.raises(ConfigError, match="needs one device, weights in bfloat16"):
             kernel_for("pallas", wrong, devices)
+
+
+def test_an_engine_with_the_kernel_answers_as_one_without():
+    """Its cache lies otherwise, so that prefills in chunks, in place and not, must find what decodes wrote."""
+    model = tiny_model(seed=0, head_dim=SIZE, dtype=jnp.bfloat16)
+    shapes = Shapes(
+        decode_rows=(3,),
+        prefill=(PrefillSize(2, 16), PrefillSize(3, 8)),
+        contexts=(128,),
+        prefill_contexts=(64, 128),
+    )
+    requests = [request(str(i), range(5 + i, 5 + i + n), 7, temperature=0.0) for i, n in enumerate((5, 40, 21, 100))]
+    answers = []
+    for attention in ("xla", "pallas"):
+        engine = JaxEngine(model, num_slots=3, tokens_per_slot=128, max_dispatch=3, shapes=shapes, attention=attention)
+        answers.append(run_served(engine, lambda engine=engine: gather(engine, requests)))
+    for by_xla, by_kernel in zip(*answers, strict=True):
+        assert by_xla.tokens == by_kernel.tokens
+        np.testing.assert_allclose(by_kernel.logprobs, by_xla.logprobs, atol=0.05)
+
+
+@pytest.mark.parametrize("kernel", ["xla", "pallas"])
+def test_real_rows_are_written_where_they_belong_and_nothing_else_is(kernel):
+    config = tiny_model(num_layers=1).config
+    slots, length, size = 4, 10, 3
+    cache, new = (
+        jax.tree.map(
+            lambda x, seed=seed: normal(seed, *x.shape), abstract_cache(config, *shape, jnp.float32, kernel=kernel)
+        )
+        for seed, shape in ((0, (slots, length)), (1, (3, size)))
+    )
+    real = RealRows(jnp.asarray([2, 0, 1]), jnp.int32(2), jnp.asarray([1, 0, 3]), jnp.asarray([8, 0, 4]))
+    written = jax.jit(write_rows, static_argnums=3)(cache, new, real, kernel)
+    for now, before, rows, axis in zip(written, cache, new, token_axes(kernel), strict=True):
+        now, before, rows = (np.moveaxis(np.asarray(x[0]), axis, 1) for x in (now, before, rows))
+        expected = before.copy()
+        expected[3, 4:7] = rows[2]
+        expected[1, 8:] = rows[0, :2]  # what lies behind the slot's end is dropped
+        np.testing.assert_array_equal(now, expected)
