@@ -173,6 +173,7 @@ def test_device_work_is_traced_and_adds_up_to_the_busy_time():
 
 def test_the_death_of_the_engine_reaches_those_who_wait_and_those_who_come(monkeypatch):
     engine = new_engine()
+    engine.warm_up(progress=False)
     heard: list[EngineError] = []
 
     async def waiter() -> None:

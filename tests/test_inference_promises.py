@@ -125,6 +125,7 @@ def test_serving_can_be_ended_while_it_warms_up():
 
 def test_a_new_serve_waits_for_the_last_dispatch_of_the_one_before(monkeypatch):
     engine, entered, go_on = new_engine(), threading.Event(), threading.Event()
+    engine.warm_up(progress=False)
     prefill = programs.prefill
 
     def held(*arguments: Any, **options: Any) -> Any:
@@ -236,5 +237,37 @@ def test_requests_that_follow_each_other_closely_are_prefilled_together(monkeypa
                 await anyio.sleep(0.02)
 
     serve(engine, body)
-    prefills = [s for s in spans() if s.start_ns >= began and "prefill" in (s.stage, s.tags.get("program", "")[:7])]
+    prefills = [s for s in spans() if s.start_ns >= began and s.stage == "prefill"]
     assert [s.tags["num_sequences"] for s in prefills] == [4]
+
+
+def test_an_engine_that_was_not_warmed_up_compiles_a_few_programs_first_and_the_others_when_they_pay(monkeypatch):
+    model = tiny_model(seed=0, hidden_size=48)  # of no other test, so that nothing is compiled already
+    engine, began = JaxEngine(model, num_slots=4, tokens_per_slot=SLOT, max_dispatch=4, shapes=SHAPES), now_ns()
+
+    def compiled() -> set[str]:
+        found = {s.tags["program"] for s in spans() if s.start_ns >= began and s.stage == "compile"}
+        return {program for program in found if not program.startswith("copy")}
+
+    def four(name: str) -> list[GenerationRequest]:
+        return [ask(f"{name}{i}", (20 + i, 6, 7), temperature=0.0) for i in range(4)]
+
+    first = serve(engine, lambda: gather(engine, four("a")))
+    assert compiled() == {f"decode 4 {SLOT}", f"prefill 4 16 {SLOT}"}
+    serve(engine, lambda: engine.generate(ask("one", (9, 8, 7))))
+    assert len(compiled()) == 2, "what is there serves a single request, too"
+    monkeypatch.setattr("agentlab.inference.runner.FEW_DISPATCHES", 0)
+    again = serve(engine, lambda: gather(engine, four("b")))
+    serve(engine, lambda: engine.generate(ask("two", (9, 8, 7))))
+    assert "decode 2 64" in compiled()
+    assert [c.tokens for c in again] == [c.tokens for c in first]
+    assert engine.stats().compilations == 0
+
+
+def test_the_fewest_sizes_serve_so_many_sequences():
+    one, all_ = SHAPES.fewest(1), SHAPES.fewest(4)
+    assert (one.decode_rows, one.prefill, one.contexts) == ((2,), (PrefillSize(1, 32),), (SLOT,))
+    assert (all_.decode_rows, all_.prefill) == ((4,), (PrefillSize(4, 16),))
+    assert SHAPES.fewest(1, all_) == all_
+    more = SHAPES.fewest(3, one)
+    assert (more.decode_rows, more.prefill) == ((2, 4), (PrefillSize(1, 32), PrefillSize(4, 16)))

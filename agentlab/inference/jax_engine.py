@@ -311,7 +311,8 @@ class JaxEngine(Engine):
     def _step(self) -> None:
         step_ns = self._runner.step_ns
         max_steps = max(1, self._dispatch_ns // step_ns) if step_ns else None
-        plan = self._scheduler.schedule(now_ns=now_ns(), max_steps=max_steps)
+        shapes = self._runner.shapes_for(self._scheduler.num_served)
+        plan = self._scheduler.schedule(now_ns=now_ns(), max_steps=max_steps, shapes=shapes)
         if plan.copies:
             self._runner.copy(plan.copies)
         version = self._runner.version

@@ -24,11 +24,16 @@ from agentlab.models import Model
 from agentlab.models.config import DecoderConfig
 from agentlab.models.sharding import param_shardings
 from agentlab.models.tree import flat_arrays
-from agentlab.tracing import Stage, span
+from agentlab.platform.compilation import trim_memory
+from agentlab.tracing import Stage, now_ns, record, span
 from agentlab.types import Policy
 
 NUM_STOPS = 8
 """Stop token ids per request that the device looks for; more are found on the host, after the dispatch."""
+
+FEW_DISPATCHES = 100
+"""Dispatches for which an engine that was not warmed up makes do with few programs: it pays to compile the others only
+for those that stay."""
 
 Program = tuple[Any, ...]
 """Name and sizes of a compiled program."""
@@ -69,6 +74,10 @@ class Runner:
         self._config = model.config
         self._num_slots = num_slots
         self._shapes = shapes
+        self._few: Shapes | None = None
+        self._ready: set[Program] = set()
+        self._now = shapes
+        self._dispatches = 0
         self._max_dispatch = max_dispatch
         self._kernel: Kernel = kernel
         self._stop_token_ids = tuple(stop_token_ids)
@@ -126,6 +135,23 @@ class Runner:
 
     # -- plans ------------------------------------------------------------------------------------
 
+    def shapes_for(self, count: int) -> Shapes:
+        """The sizes of the next plan, where up to `count` sequences are served at once.
+
+        An engine that was not warmed up begins with few: a request then waits for three programs, which are compiled
+        together, and not for one size after another.
+        """
+        self._dispatches += 1
+        if self.warm or self._dispatches > FEW_DISPATCHES:
+            self._now = self._shapes
+        elif count:
+            self._now = self._shapes.fewest(count, self._few)
+            if self._now != self._few:
+                self._few = self._now
+                lacking = [one for one in self._declared(self._few) if one[0] not in self._ready]
+                self._ready.update(self._compile(lacking))
+        return self._now
+
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy prefixes between slots."""
         source, target = [c.source for c in copies], [c.target for c in copies]
@@ -137,7 +163,7 @@ class Runner:
 
     def prefill(self, plan: Plan) -> list[tuple[Chunk, int, float]]:
         """Run the chunks of a plan: for each, the token that follows it and its log-probability."""
-        size = self._shapes.prefill_rows_for(len(plan.chunks), plan.chunk_size)
+        size = self._now.prefill_rows_for(len(plan.chunks), plan.chunk_size)
         generations = [c.generation for c in plan.chunks]
         starts = [len(g.cached) for g in generations]
         in_place = size == self._num_slots
@@ -152,7 +178,7 @@ class Runner:
         real = _column(rows, size, 0), np.int32(len(generations))
         batch = PrefillRows(tokens, start, count, slot, *real)
         reach = max(begin + chunk.length for begin, chunk in zip(starts, plan.chunks, strict=True))
-        context = self._length if in_place else self._shapes.prefill_context_for(reach)
+        context = self._length if in_place else self._now.prefill_context_for(reach)
         sampling = _sampling(rows, generations, size)
         num_tokens = sum(c.length for c in plan.chunks)
         with self._executing("prefill", num_sequences=len(generations), tokens=num_tokens, rows=size, context=context):
@@ -162,7 +188,7 @@ class Runner:
     def decode(self, plan: Plan, limits: Sequence[int]) -> list[tuple[Generation, list[int], list[float]]]:
         """Run the decode steps of a plan: for each generation its new tokens and log-probabilities."""
         generations = plan.decoded
-        size = self._shapes.rows_for(len(generations))
+        size = self._now.rows_for(len(generations))
         context = self._make_room(size, max(len(g.cached) for g in generations))
         rows, stale = self._seated(generations, size)
         batch = self._decode_rows(rows, stale, generations, limits, size)
@@ -217,7 +243,7 @@ class Runner:
         A past of another size forgets all that its rows have read. There is none where decode is in place.
         """
         in_place = self._in_place(rows)
-        context = self._length if in_place else self._shapes.context_for(rows, length)
+        context = self._length if in_place else self._now.context_for(rows, length)
         if self._past_size != (rows, context):
             self._past, self._past_size = None, (rows, context)
             self._seats.clear(rows)
@@ -242,22 +268,26 @@ class Runner:
 
         None of them is run; only what holds the pasts is made once. Compilations after it are faults.
         """
-        declared = list(self._declared())
+        for program in self._compile(list(self._declared(self._shapes))):
+            self.num_compiled += 1
+            yield program
+        self.warm = True
+
+    def _compile(self, declared: list[tuple[Program, Callable[[], Lowered]]]) -> Iterator[Program]:
         with ahead([functools.partial(_compiled, *one) for one in declared], name="agentlab-compile") as compiled:
             for (program, _), _ in zip(declared, compiled, strict=True):
                 if program[0] == "decode":
                     self._make_room(*program[1:])
-                self.num_compiled += 1
+                    self._past, self._past_size = None, (0, 0)
+                trim_memory()
                 yield program
-        self._past, self._past_size = None, (0, 0)
-        self.warm = True
 
     @functools.cached_property
     def num_declared(self) -> int:
         """How many programs `warm_up` compiles."""
-        return len(list(self._declared()))
+        return len(list(self._declared(self._shapes)))
 
-    def _declared(self) -> Iterator[tuple[Program, Callable[[], Lowered]]]:
+    def _declared(self, shapes: Shapes) -> Iterator[tuple[Program, Callable[[], Lowered]]]:
         """The programs, each with what traces it for the arguments that it will have."""
         nothing, slots = np.int32(0), self._num_slots
         none = _column([], slots, 0)
@@ -276,11 +306,11 @@ class Runner:
             filled = batch, _sampling([], [], rows)
             return programs.prefill.lower(self._weights, cache, *filled, **shared, context=context)
 
-        for rows in self._shapes.decode_rows:
-            for context in (self._length,) if self._in_place(rows) else self._shapes.contexts_for(rows):
+        for rows in shapes.decode_rows:
+            for context in (self._length,) if self._in_place(rows) else shapes.contexts_for(rows):
                 yield ("decode", rows, context), functools.partial(decode, rows, context)
-        for size in self._shapes.prefill:
-            for context in (self._length,) if size.rows == slots else self._shapes.prefill_contexts:
+        for size in shapes.prefill:
+            for context in (self._length,) if size.rows == slots else shapes.prefill_contexts:
                 yield ("prefill", *size, context), functools.partial(prefill, *size, context)
 
     def _empty_cache(self, num_slots: int, length: int) -> Cache:
@@ -328,22 +358,33 @@ class Runner:
     @contextlib.contextmanager
     def _watched(self, *program: Any) -> Iterator[None]:
         """Notice when a program is compiled in the body."""
-        traces: list[bool] = []
-        token = programs.on_trace.set(lambda: traces.append(True))
-        try:
+        with _traces() as traces:
             yield
-        finally:
-            programs.on_trace.reset(token)
         if traces:
+            trim_memory()
             self._compiled = " ".join(map(str, program))
             self.compilations += self.warm or program in self._seen
         self._seen.add(program)
 
 
+@contextlib.contextmanager
+def _traces() -> Iterator[list[bool]]:
+    """A list that is empty after the body if nothing was traced there, and so nothing compiled."""
+    traces: list[bool] = []
+    token = programs.on_trace.set(lambda: traces.append(True))
+    try:
+        yield traces
+    finally:
+        programs.on_trace.reset(token)
+
+
 def _compiled(program: Program, lower: Callable[[], Lowered]) -> None:
     """Trace and compile a program, where later calls find it."""
-    with span("compile", program=" ".join(map(str, program))):
+    began_ns = now_ns()
+    with _traces() as traces:
         lower().compile()
+    if traces:
+        record("compile", began_ns, now_ns(), program=" ".join(map(str, program)))
 
 
 def weight_places(model: Model, mesh: Mesh | None) -> tuple[Any, ...]:

@@ -159,6 +159,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._running or self.waiting)
 
+    @property
+    def num_served(self) -> int:
+        """Requests that hold a slot or would if all of them were given out."""
+        return min(len(self._running) + len(self.waiting), len(self.slots))
+
     def submit(self, generation: Generation) -> None:
         """Queue a request; its prompt must leave room for a token."""
         assert 0 < len(generation.tokens) < self._tokens_per_slot, "the prompt leaves no room in a slot"
@@ -185,7 +190,7 @@ class Scheduler:
 
     # -- schedule ---------------------------------------------------------------------------------
 
-    def schedule(self, *, now_ns: int = 0, max_steps: int | None = None) -> Plan:
+    def schedule(self, *, now_ns: int = 0, max_steps: int | None = None, shapes: Shapes | None = None) -> Plan:
         """The next step; an empty plan when there is nothing to do.
 
         Prefill and decode take turns, so that a running sequence never waits more than one chunk.
@@ -193,6 +198,7 @@ class Scheduler:
         Args:
             now_ns: Written down as the end of the queueing of those that begin.
             max_steps: Most decode steps now, if fewer than `max_dispatch`.
+            shapes: Sizes that may be used now, if not all.
         """
         self._admit()
         copies = self._begin(now_ns)
@@ -201,7 +207,7 @@ class Scheduler:
         decoded = [g for g in begun if g.pending == 1]
         if prefilled and not (decoded and self._decode_next):
             self._decode_next = True
-            return self._prefill(copies, prefilled)
+            return self._prefill(copies, prefilled, shapes or self._shapes)
         self._decode_next = False
         if not decoded:
             return Plan(copies)
@@ -278,8 +284,8 @@ class Scheduler:
         shared = (common_prefix(g.tokens, generation.tokens) for g in providers)
         return min(max(shared, default=0), len(generation.tokens) - 1)
 
-    def _prefill(self, copies: tuple[Copy, ...], generations: list[Generation]) -> Plan:
-        size = self._shapes.prefill_for([g.pending for g in generations])
+    def _prefill(self, copies: tuple[Copy, ...], generations: list[Generation], shapes: Shapes) -> Plan:
+        size = shapes.prefill_for([g.pending for g in generations])
         chunks = (Chunk(g, min(g.pending, size.chunk)) for g in generations[: size.rows])
         return Plan(copies, chunks=tuple(chunks), chunk_size=size.chunk)
 

@@ -55,6 +55,17 @@ class Shapes:
                     f"The largest of shapes.{name} must be tokens_per_slot={tokens_per_slot}, got {contexts}."
                 )
 
+    def fewest(self, count: int, used: "Shapes | None" = None) -> "Shapes":
+        """As few of these sizes as serve `count` sequences at once: those in use and what they lack, if anything."""
+        rows, prefill = (used.decode_rows, used.prefill) if used else ((), ())
+        if max(rows, default=0) < count:
+            rows += (self.rows_for(count),)
+        wanted = min(count, max(size.rows for size in self.prefill))
+        if max((size.rows for size in prefill), default=0) < wanted:
+            prefill += (min(size for size in self.prefill if size.rows >= wanted),)
+        contexts, prefill_contexts = (max(self.contexts),), (max(self.prefill_contexts),)
+        return Shapes(decode_rows=rows, prefill=prefill, contexts=contexts, prefill_contexts=prefill_contexts)
+
     def rows_for(self, count: int) -> int:
         """The smallest declared number of rows that holds `count` sequences."""
         return min(rows for rows in self.decode_rows if rows >= count)

@@ -1,9 +1,13 @@
 """JAX's persistent compilation cache, in the user's cache directory."""
 
+import ctypes
+import functools
 import os
+import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -52,3 +56,16 @@ def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
     jax.config.update("jax_compilation_cache_dir", str(chosen))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     return chosen
+
+
+def trim_memory() -> None:
+    """Give free memory back to the system: glibc keeps for itself what a compiler used, some 100 MB a program."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Any:
+    """The function of the C library, None where that is not glibc."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
