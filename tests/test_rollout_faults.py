@@ -272,6 +272,6 @@ def test_whatever_breaks_in_2000_schedules_every_group_is_accounted_for_and_ever
     threads = threading.active_count()
     schedule()
     assert schedules >= 2_000
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     missed = [(stage, fault) for stage, faults in FAULTS.items() for fault in faults if struck[stage, fault] < 10]
     assert missed == []

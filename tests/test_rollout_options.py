@@ -138,7 +138,9 @@ def test_the_shares_of_filtered_and_of_stale_groups_are_metrics():
 
     run = run_of(3, source=endless(), env=Halves, filter_equal_rewards=True, max_concurrency=1)
     shares = [(row["filtered_share"], row["stale_share"]) for row in run.wait().metrics]
-    assert shares[0] == (0.5, 0.0) and all(stale == 0.0 for _, stale in shares)
+    filtered, _ = shares[0]
+    assert filtered in (1 / 2, 3 / 5), "four groups make the first batch, and a fifth may have ended before the update"
+    assert all(stale == 0.0 for _, stale in shares)
 
 
 def test_a_filter_that_rejects_everything_ends_with_an_error_that_says_so():
