@@ -22,7 +22,8 @@ own, with an empty compilation cache and then with the one that it left; the sec
 decode 32 sequences, and tells by how much its memory grew at most from before the model was loaded. Swap:
 new weights while 8 sequences decode; the pause is the time of the swap, held against a decode dispatch.
 Peers, each run with `--peer NAME=PYTHON`: tokens per second at 8 and 32 sequences, prefill included; of
-`tunix_episodes` the agentic load above, from a cold start and once more.
+`tunix_episodes` the agentic load above, from a cold start, where our engine has as many slots as there are episodes,
+and once more.
 """
 
 import argparse
@@ -254,7 +255,7 @@ async def after(engine: JaxEngine, tokens: int, policy: Policy) -> None:
 
 def warm_rows(subject: Subject, options: Any) -> list[Row]:
     """Two processes, one after the other, that share a compilation cache which is empty at first."""
-    question = {"model": subject.name, "slot": 512, "warm_up": True, "episodes": 0}
+    question = {"model": subject.name, "slots": SLOTS, "slot": 512, "warm_up": True, "episodes": 0}
     with tempfile.TemporaryDirectory() as folder:
         cold, cached = (ask_process(question, folder) for _ in range(2))
     allowed = cached["weights_bytes"] + cached["cache_bytes"]

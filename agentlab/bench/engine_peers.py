@@ -92,7 +92,8 @@ def episode_rows(name: str, folder: str, engine: JaxEngine, peer: Peer, counts: 
         "observation": OBSERVATION,
     }
     with tempfile.TemporaryDirectory() as cache:
-        alone: dict[str, Any] = {"model": name, "slot": 256, "warm_up": False, "episodes": min(counts)}
+        few = min(counts)
+        alone: dict[str, Any] = {"model": name, "slots": few, "slot": 256, "warm_up": False, "episodes": few}
         cold = ask_process(alone, cache)
     before = {count: play_episodes(engine, count, f"before {peer[0]} {count}") for count in counts}
     theirs = ask_peer(*peer, question)
@@ -104,7 +105,7 @@ def episode_rows(name: str, folder: str, engine: JaxEngine, peer: Peer, counts: 
         ratio = tokens / mine / (other["tokens"] / other["seconds"])
         rows.append(Row(f"{count} episodes: engine", tokens / mine, unit="tokens/s"))
         rows.append(Row.at_least(f"{count} episodes: engine over {peer[0]}, warm", ratio, GOALS.get(count, 1.0)))
-    other, few = theirs["cold"], min(counts)
+    other = theirs["cold"]
     ratio = cold["tokens"] / cold["cold_s"] / (other["tokens"] / other["seconds"])
     memory = cold["peak_bytes"] / theirs["peak_bytes"]
     return [

@@ -1,7 +1,8 @@
 """One engine in a process of its own, for what a process measures of itself: `python -m agentlab.bench.engine_process`.
 
-One argument, JSON: {"model": name, "slot": tokens per slot, "warm_up": true, "episodes": 0}. With episodes it plays
-that many from a cold start and then once more; else it decodes 32 sequences. One line of JSON comes out.
+One argument, JSON: {"model": name, "slots": 32, "slot": tokens per slot, "warm_up": true, "episodes": 0}. With
+episodes it plays that many from a cold start and then once more; else it decodes a sequence in each slot. One line of
+JSON comes out.
 """
 
 import json
@@ -36,7 +37,7 @@ def measured(question: dict[str, Any]) -> dict[str, Any]:
     baseline = status_bytes("VmRSS")
     model = load_model(question["model"], progress=False)
     began = time.perf_counter()
-    engine = JaxEngine(model, num_slots=SLOTS, tokens_per_slot=question["slot"])
+    engine = JaxEngine(model, num_slots=question["slots"], tokens_per_slot=question["slot"])
     wall, cpu = time.perf_counter(), time.process_time()
     programs = engine.warm_up(progress=False) if question["warm_up"] else 0
     answer: dict[str, Any] = {
@@ -52,7 +53,7 @@ def measured(question: dict[str, Any]) -> dict[str, Any]:
         answer["tokens"] = engine.stats().tokens_sampled
         answer["warm_episodes_s"] = play_episodes(engine, question["episodes"], "warm")
     else:
-        requests = [request(str(i), random_tokens(PROMPT, str(i)), 8, seed=i) for i in range(SLOTS)]
+        requests = [request(str(i), random_tokens(PROMPT, str(i)), 8, seed=i) for i in range(question["slots"])]
         run_served(engine, lambda: gather(engine, requests))
     peak = status_bytes("VmHWM")
     return answer | {"peak_bytes": peak, "grown_bytes": peak - baseline, "compilations": engine.stats().compilations}

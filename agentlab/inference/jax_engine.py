@@ -87,7 +87,8 @@ class JaxEngine(Engine):
             the cache in place (elsewhere it is interpreted, slowly). "auto" takes the kernel on one TPU chip
             for weights in bfloat16 and heads of a multiple of 128.
         shapes: Sizes of the compiled programs, if not the default ones.
-        warm_up: Compile all programs when serving begins, before the first request is answered.
+        warm_up: Compile all programs when serving begins, before the first request is answered. Without it
+            the first requests wait for three programs, which do for a while; the others are compiled when needed.
         compilation_cache: Keep compiled programs on disk, see `enable_compilation_cache`.
 
     Raises:
