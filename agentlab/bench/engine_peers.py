@@ -113,6 +113,7 @@ def episode_rows(name: str, folder: str, engine: JaxEngine, peer: Peer, counts: 
         Row(f"{few} episodes from a cold start: {peer[0]}", other["seconds"], unit="s"),
         Row(f"{few} episodes from a cold start: engine", cold["cold_s"], unit="s"),
         Row.at_least(f"{few} episodes from a cold start: engine over {peer[0]}", ratio, 8.0),
+        Row(f"{few} episodes once more in that process: engine", cold["warm_episodes_s"], unit="s"),
         Row(f"peak memory: {peer[0]}", theirs["peak_bytes"] / 1e9, unit="GB"),
         Row.at_most(f"peak memory: engine over {peer[0]}", memory, 0.5),
     ]
