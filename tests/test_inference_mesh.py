@@ -15,7 +15,8 @@ from agentlab.rollout.serving import run_served
 from agentlab.types import GenerationRequest, Policy, SamplingParams
 
 model = tiny_model(seed=0, num_layers=1)
-shapes = Shapes(decode_rows=(1, 3), prefill=(PrefillSize(2, 16),), contexts=(64,), prefill_contexts=(64,))
+sizes = (PrefillSize(2, 16), PrefillSize(3, 8))
+shapes = Shapes(decode_rows=(1, 3), prefill=sizes, contexts=(64,), prefill_contexts=(32, 64))
 
 def answers(mesh):
     engine = JaxEngine(

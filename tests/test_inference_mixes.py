@@ -24,7 +24,7 @@ SHAPES = Shapes(
     decode_rows=(1, SLOTS),
     prefill=(PrefillSize(1, 16), PrefillSize(3, 8)),
     contexts=(32, SLOT),
-    prefill_contexts=(SLOT,),
+    prefill_contexts=(32, SLOT),
 )
 COMMON = tuple(range(50, 80))
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentlab.bench.engine_load import gather
 from agentlab.errors import EngineError
-from agentlab.inference import programs
+from agentlab.inference import programs, runner
 from agentlab.inference.jax_engine import JaxEngine
 from agentlab.inference.shapes import PrefillSize, Shapes
 from agentlab.models import tiny_model
@@ -227,14 +227,16 @@ def test_an_abort_frees_the_slot_within_one_dispatch():
 
 
 def test_requests_that_follow_each_other_closely_are_prefilled_together(monkeypatch):
-    monkeypatch.setattr("agentlab.inference.jax_engine.PAUSE_S", 0.2)
+    for name in ("PAUSE_S", "BURST_S"):  # the fourth request fills the slots and ends the wait
+        monkeypatch.setattr(f"agentlab.inference.jax_engine.{name}", 60.0)
     engine, began = new_engine(), now_ns()
+    engine.warm_up(progress=False)
 
     async def body() -> None:
         async with anyio.create_task_group() as group:
             for index in range(4):
                 group.start_soon(engine.generate, ask(str(index), (20 + index, 6, 7)))
-                await anyio.sleep(0.02)
+                await anyio.wait_all_tasks_blocked()
 
     serve(engine, body)
     prefills = [s for s in spans() if s.start_ns >= began and s.stage == "prefill"]
@@ -245,15 +247,15 @@ def test_an_engine_that_was_not_warmed_up_compiles_a_few_programs_first_and_the_
     model = tiny_model(seed=0, hidden_size=48)  # of no other test, so that nothing is compiled already
     engine, began = JaxEngine(model, num_slots=4, tokens_per_slot=SLOT, max_dispatch=4, shapes=SHAPES), now_ns()
 
-    def compiled() -> set[str]:
-        found = {s.tags["program"] for s in spans() if s.start_ns >= began and s.stage == "compile"}
-        return {program for program in found if not program.startswith("copy")}
+    def compiled() -> list[str]:
+        found = [s.tags["program"] for s in spans() if s.start_ns >= began and s.stage == "compile"]
+        return sorted(program for program in found if not program.startswith("copy"))
 
     def four(name: str) -> list[GenerationRequest]:
         return [ask(f"{name}{i}", (20 + i, 6, 7), temperature=0.0) for i in range(4)]
 
     first = serve(engine, lambda: gather(engine, four("a")))
-    assert compiled() == {f"decode 4 {SLOT}", f"prefill 4 16 {SLOT}"}
+    assert compiled() == [f"decode 4 {SLOT}", f"prefill 4 16 {SLOT}"]
     serve(engine, lambda: engine.generate(ask("one", (9, 8, 7))))
     assert len(compiled()) == 2, "what is there serves a single request, too"
     monkeypatch.setattr("agentlab.inference.runner.FEW_DISPATCHES", 0)
@@ -262,6 +264,65 @@ def test_an_engine_that_was_not_warmed_up_compiles_a_few_programs_first_and_the_
     assert "decode 2 64" in compiled()
     assert [c.tokens for c in again] == [c.tokens for c in first]
     assert engine.stats().compilations == 0
+
+
+def test_warm_up_after_a_cold_start_compiles_all_that_is_left():
+    model = tiny_model(seed=0, hidden_size=56)
+    engine = JaxEngine(model, num_slots=4, tokens_per_slot=SLOT, max_dispatch=4, shapes=SHAPES)
+    serve(engine, lambda: engine.generate(ask("cold", (9, 8, 7))))
+    assert engine.warm_up(progress=False) == engine.stats().num_programs
+    seen = compiled_by_jax()
+    serve(engine, lambda: gather(engine, [ask(str(i), (20 + i, 6, 7), max_tokens=5 * i + 1) for i in range(4)]))
+    assert seen == [] and engine.stats().compilations == 0
+
+
+def test_what_comes_while_a_cold_engine_compiles_is_heard(monkeypatch):
+    """Newcomers are served by the first dispatch, and what was aborted is not computed."""
+    model = tiny_model(seed=0, hidden_size=40)
+    engine = JaxEngine(model, num_slots=4, tokens_per_slot=SLOT, max_dispatch=4, shapes=SHAPES)
+    entered, go_on, began = threading.Event(), threading.Event(), now_ns()
+    compile_one = runner._compile_one
+
+    def held(*arguments: Any) -> None:
+        entered.set()
+        go_on.wait(60)
+        compile_one(*arguments)
+
+    async def body() -> None:
+        given_up = anyio.CancelScope()
+
+        async def asks() -> None:
+            with given_up:
+                await engine.generate(ask("given up", tuple(range(5, 35))))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(asks)
+            await anyio.to_thread.run_sync(entered.wait)
+            for index in range(3):
+                group.start_soon(engine.generate, ask(str(index), (20 + index, 6, 7)))
+            await anyio.wait_all_tasks_blocked()
+            given_up.cancel()
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+
+    monkeypatch.setattr(runner, "_compile_one", held)
+    serve(engine, body)
+    prefills = [s for s in spans() if s.start_ns >= began and s.stage == "prefill"]
+    assert [(s.tags["num_sequences"], s.tags["tokens"]) for s in prefills] == [(3, 9)]
+
+
+def test_what_is_no_work_does_not_count_as_a_dispatch():
+    engine = new_engine()
+    serve(engine, lambda: engine.generate(ask("a", (5, 6, 7), max_tokens=2)))
+    before = engine._runner._dispatches
+
+    async def body() -> None:
+        for _ in range(10):
+            engine.release("a")
+        await engine.generate(ask("b", (9, 6, 7), max_tokens=2))
+
+    serve(engine, body)
+    assert engine._runner._dispatches <= before + 2
 
 
 def test_the_fewest_sizes_serve_so_many_sequences():

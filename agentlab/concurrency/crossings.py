@@ -44,8 +44,8 @@ class Inbox(Generic[T]):
         """
         return self._open(self._items.get())
 
-    def drain(self) -> list[T]:
-        """All that waits, without blocking.
+    def drain(self, wait_s: float = 0.0) -> list[T]:
+        """All that waits; where nothing does, wait for the next item, but no longer than `wait_s`.
 
         Raises:
             Closed: nothing more comes.
@@ -53,7 +53,7 @@ class Inbox(Generic[T]):
         items: list[T] = []
         while True:
             try:
-                item = self._items.get_nowait()
+                item = self._items.get(timeout=wait_s) if wait_s and not items else self._items.get_nowait()
             except queue.Empty:
                 return items
             if item is Closed and items:

@@ -26,11 +26,11 @@ class AttentionOptions(NamedTuple):
     window: int | None
     """Most tokens that are seen, the token itself included; None for all."""
     kernel: Kernel = "xla"
-    context: int = 0
-    """Tokens of a slot that a prefill reads where it does not read the cache in place."""
+    context: int | None = None
+    """Tokens of a slot that a prefill reads; None reads the cache in place."""
 
     @classmethod
-    def of(cls, config: DecoderConfig, layer: int, kernel: Kernel, context: int = 0) -> "AttentionOptions":
+    def of(cls, config: DecoderConfig, layer: int, kernel: Kernel, context: int | None = None) -> "AttentionOptions":
         """Those of a layer of a model."""
         return cls(config.attention_scale, config.attention_soft_cap, config.window(layer), kernel, context)
 
@@ -62,15 +62,15 @@ def attend_prefill(
 ) -> tuple[jax.Array, KeysValues]:
     """Attention of a chunk of each row over the tokens in its slot of the cache, and over itself.
 
-    The chunk is written first, so that each layer's slots are read when it runs and not all of them beforehand. With
-    a row for every slot, row i is slot i and the cache is read in place.
+    The chunk is written first, so that each layer's slots are read when it runs and not all of them beforehand.
 
     Returns:
         [B, T, Hq, Dh], and the cache with the chunks of the real rows in it.
     """
     del past
     cache = write_rows(cache, as_cached(keys_values(k, v), options.kernel), place, options.kernel)
-    keys, values = slots_of(cache, place.slot, options.context, options.kernel)
+    read = cache if options.context is None else slots_of(cache, place.slot, options.context, options.kernel)
+    keys, values = as_cached(read, options.kernel)
     position = place.start[:, None] + jnp.arange(q.shape[1])
     distance = position[..., None] - jnp.arange(values.shape[2])
     seen = distance >= 0
@@ -161,7 +161,7 @@ def attend_cached(
         [B, T, Hq, Dh] in v's dtype.
 
     Source: as for `agentlab.models.attention.attend`, which is the reference for this one; normalised at the end as
-        in Dao et al. 2022 (arXiv:2205.14135), section 3.1.
+        in Dao 2023 (arXiv:2307.08691), section 3.1.
     """
     at_past, at_new = jnp.arange(past[1].shape[2]), jnp.arange(new[1].shape[2])
     distance = past_length[:, None, None] + steps[:, None] - at_past

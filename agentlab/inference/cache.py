@@ -83,8 +83,8 @@ def abstract_cache(
     return Cache(*map(layers, token_axes(kernel)))
 
 
-def write_rows(cache: Any, new: Any, real: RealRows, kernel: Kernel) -> Any:
-    """Put the real rows of `new` at `start` of their slots.
+def write_rows(cache: Any, new: Any, real: RealRows, kernel: Kernel) -> tuple[Any, Any]:
+    """Keys and values of the cache with the real rows of `new` at `start` of their slots.
 
     What lies behind a slot's end is dropped, and what is in front of `start` stays as it is.
 
@@ -93,7 +93,7 @@ def write_rows(cache: Any, new: Any, real: RealRows, kernel: Kernel) -> Any:
         new: The same of the batch, laid out as the cache.
     """
 
-    def body(at: jax.Array, cache: Any) -> Any:
+    def body(at: jax.Array, cache: tuple[Any, Any]) -> Any:
         row = real.rows[at]
         place = row, real.slot[row], real.start[row]
         return tuple(
@@ -106,9 +106,10 @@ def write_rows(cache: Any, new: Any, real: RealRows, kernel: Kernel) -> Any:
 
 @functools.partial(jax.jit, static_argnames=("axis",))  # so that it is traced once, not for each array of the cache
 def _write_row(x: jax.Array, new: jax.Array, *, place: tuple[jax.Array, jax.Array, jax.Array], axis: int) -> jax.Array:
-    """Slot of `x` [slots, ...] with a row of `new` [B, ...] put at a token; `place` is row, slot and token.
+    """`x` [slots, ...] with a row of `new` [B, ...] put at a token of a slot.
 
     Args:
+        place: Row, slot and token.
         axis: Along which the tokens lie.
     """
     row, slot, start = place
@@ -145,17 +146,12 @@ def _read_row(out: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> 
 
 
 def slots_of(layer: KeysValues, slot: jax.Array, context: int, kernel: Kernel) -> KeysValues:
-    """The first `context` tokens of some slots of one layer, in the order of products.
-
-    With as many of them as there are slots, these are read in place: `slot` must then count up.
-    """
-    if len(slot) == len(layer[0]):
-        return as_cached(layer, kernel)
+    """The first `context` tokens of some slots of one layer, laid out as the cache."""
     k, v = (
         jax.lax.slice_in_dim(x.at[slot].get(mode="clip"), 0, context, axis=axis)
         for x, axis in zip(layer, token_axes(kernel), strict=True)
     )
-    return as_cached((k, v), kernel)
+    return k, v
 
 
 # No index is negative: without their correction a program is compiled in two thirds of the time.

@@ -54,9 +54,9 @@ class Released:
 Item = Submitted | Abort | Released | Policy
 
 
-PAUSE_S, MOST_PAUSES = 0.001, 5
-"""An engine that was idle waits for so long without a request, but not for more of them, before it begins: requests
-come in bursts, and a prefill for the first of them alone would hold up the others."""
+PAUSE_S, BURST_S = 0.001, 0.005
+"""An engine that was idle begins when no request has come for `PAUSE_S`, at the latest `BURST_S` after the first:
+requests come in bursts, and a prefill for the first of them alone would hold up the others."""
 LAST_DISPATCH_S = 30.0
 """Seconds for which a new `serve` waits for the last dispatch of the one before."""
 
@@ -88,7 +88,7 @@ class JaxEngine(Engine):
             for weights in bfloat16 and heads of a multiple of 128.
         shapes: Sizes of the compiled programs, if not the default ones.
         warm_up: Compile all programs when serving begins, before the first request is answered. Without it
-            the first requests wait for three programs, which do for a while; the others are compiled when needed.
+            the first requests wait for as few programs as serve them, three or more; the others follow when needed.
         compilation_cache: Keep compiled programs on disk, see `enable_compilation_cache`.
 
     Raises:
@@ -257,6 +257,7 @@ class JaxEngine(Engine):
             self._warm_up(inbox)
             while True:
                 self._read(inbox)
+                self._prepare(inbox)
                 self._step()
         except Closed:
             pass
@@ -281,15 +282,15 @@ class JaxEngine(Engine):
     def _read(self, inbox: Inbox[Item]) -> None:
         if not self._scheduler.has_work:
             self._take(inbox.get())
-            for _ in range(MOST_PAUSES):
-                time.sleep(PAUSE_S)
-                if not self._take_all(inbox):
+            latest, scheduler = time.monotonic() + BURST_S, self._scheduler
+            while 0 < len(scheduler.waiting) < len(scheduler.slots) and time.monotonic() < latest:
+                if not self._take_all(inbox, PAUSE_S):
                     break
         self._take_all(inbox)
 
-    def _take_all(self, inbox: Inbox[Item]) -> bool:
-        """Take what is there; False if nothing is."""
-        items = inbox.drain()
+    def _take_all(self, inbox: Inbox[Item], wait_s: float = 0.0) -> bool:
+        """Take what is there or comes within a time; False if nothing does."""
+        items = inbox.drain(wait_s)
         for item in items:
             self._take(item)
         return bool(items)
@@ -309,11 +310,18 @@ class JaxEngine(Engine):
                 self._scheduler.policy_changed(recompute=self._recompute)
         self._publish()
 
+    def _prepare(self, inbox: Inbox[Item]) -> None:
+        """Have the programs for all that are served, who may become more while these are compiled."""
+        served = -1
+        while served != self._scheduler.num_served:
+            served = self._scheduler.num_served
+            for _ in self._runner.prepare(served):
+                self._take_all(inbox)
+
     def _step(self) -> None:
         step_ns = self._runner.step_ns
         max_steps = max(1, self._dispatch_ns // step_ns) if step_ns else None
-        shapes = self._runner.shapes_for(self._scheduler.num_served)
-        plan = self._scheduler.schedule(now_ns=now_ns(), max_steps=max_steps, shapes=shapes)
+        plan = self._scheduler.schedule(now_ns=now_ns(), max_steps=max_steps, shapes=self._runner.shapes)
         if plan.copies:
             self._runner.copy(plan.copies)
         version = self._runner.version

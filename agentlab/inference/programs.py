@@ -81,7 +81,7 @@ def prefill(
     sampling: SamplingRows,
     *,
     config: DecoderConfig,
-    context: int,
+    context: int | None,
     kernel: Kernel = "xla",
     layout: Layout = None,
 ) -> tuple[Cache, jax.Array, jax.Array]:
@@ -89,8 +89,8 @@ def prefill(
 
     Args:
         weights: Parameters in the order of `parameter_paths`.
-        context: Tokens of a slot that are read, those of the chunk among them. With a row for every slot the cache
-            itself is read: row i is then slot i, and the context its length.
+        context: Tokens of a slot that are read, those of the chunk among them. None reads the cache itself: row i is
+            then slot i, and all slots are rows.
         kernel: For which the cache is laid out; the attention of a prefill is XLA's.
 
     Returns:

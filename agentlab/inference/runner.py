@@ -25,7 +25,7 @@ from agentlab.models.config import DecoderConfig
 from agentlab.models.sharding import param_shardings
 from agentlab.models.tree import flat_arrays
 from agentlab.platform.compilation import trim_memory
-from agentlab.tracing import Stage, now_ns, record, span
+from agentlab.tracing import Stage, span
 from agentlab.types import Policy
 
 NUM_STOPS = 8
@@ -75,13 +75,14 @@ class Runner:
         self._num_slots = num_slots
         self._shapes = shapes
         self._few: Shapes | None = None
-        self._ready: set[Program] = set()
-        self._now = shapes
         self._dispatches = 0
+        self.shapes = shapes
+        """Sizes that may be used now."""
         self._max_dispatch = max_dispatch
         self._kernel: Kernel = kernel
         self._stop_token_ids = tuple(stop_token_ids)
         self._seen: set[Program] = set()
+        """Programs that were compiled ahead or called."""
         self._compiled = ""
         """The program that the last call compiled; empty if it was compiled already."""
         self.warm = False
@@ -135,22 +136,19 @@ class Runner:
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def shapes_for(self, count: int) -> Shapes:
-        """The sizes of the next plan, where up to `count` sequences are served at once.
+    def prepare(self, count: int) -> Iterator[Program]:
+        """Choose `shapes` for up to `count` sequences at once and compile what they lack; gives each program then.
 
-        An engine that was not warmed up begins with few: a request then waits for three programs, which are compiled
-        together, and not for one size after another.
+        An engine that was not warmed up begins with few sizes: a request then waits for three programs, which are
+        compiled together, and not for one size after another.
         """
-        self._dispatches += 1
-        if self.warm or self._dispatches > FEW_DISPATCHES:
-            self._now = self._shapes
-        elif count:
-            self._now = self._shapes.fewest(count, self._few)
-            if self._now != self._few:
-                self._few = self._now
-                lacking = [one for one in self._declared(self._few) if one[0] not in self._ready]
-                self._ready.update(self._compile(lacking))
-        return self._now
+        if not count:
+            return
+        if self.warm or self._dispatches >= FEW_DISPATCHES:
+            self.shapes = self._shapes
+            return
+        self.shapes = self._few = self._shapes.fewest(count, self._few)
+        yield from self._compile([one for one in self._declared(self.shapes) if one[0] not in self._seen])
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy prefixes between slots."""
@@ -163,7 +161,7 @@ class Runner:
 
     def prefill(self, plan: Plan) -> list[tuple[Chunk, int, float]]:
         """Run the chunks of a plan: for each, the token that follows it and its log-probability."""
-        size = self._now.prefill_rows_for(len(plan.chunks), plan.chunk_size)
+        size = self.shapes.prefill_rows_for(len(plan.chunks), plan.chunk_size)
         generations = [c.generation for c in plan.chunks]
         starts = [len(g.cached) for g in generations]
         in_place = size == self._num_slots
@@ -178,17 +176,19 @@ class Runner:
         real = _column(rows, size, 0), np.int32(len(generations))
         batch = PrefillRows(tokens, start, count, slot, *real)
         reach = max(begin + chunk.length for begin, chunk in zip(starts, plan.chunks, strict=True))
-        context = self._length if in_place else self._now.prefill_context_for(reach)
+        context = None if in_place else self.shapes.prefill_context_for(reach)
         sampling = _sampling(rows, generations, size)
         num_tokens = sum(c.length for c in plan.chunks)
-        with self._executing("prefill", num_sequences=len(generations), tokens=num_tokens, rows=size, context=context):
+        with self._executing(
+            "prefill", num_sequences=len(generations), tokens=num_tokens, rows=size, context=context or self._length
+        ):
             token, logprob = self._prefill(batch, sampling, context)
         return list(zip(plan.chunks, token[rows].tolist(), logprob[rows].tolist(), strict=True))
 
     def decode(self, plan: Plan, limits: Sequence[int]) -> list[tuple[Generation, list[int], list[float]]]:
         """Run the decode steps of a plan: for each generation its new tokens and log-probabilities."""
         generations = plan.decoded
-        size = self._now.rows_for(len(generations))
+        size = self.shapes.rows_for(len(generations))
         context = self._make_room(size, max(len(g.cached) for g in generations))
         rows, stale = self._seated(generations, size)
         batch = self._decode_rows(rows, stale, generations, limits, size)
@@ -243,7 +243,7 @@ class Runner:
         A past of another size forgets all that its rows have read. There is none where decode is in place.
         """
         in_place = self._in_place(rows)
-        context = self._length if in_place else self._now.context_for(rows, length)
+        context = self._length if in_place else self.shapes.context_for(rows, length)
         if self._past_size != (rows, context):
             self._past, self._past_size = None, (rows, context)
             self._seats.clear(rows)
@@ -274,12 +274,14 @@ class Runner:
         self.warm = True
 
     def _compile(self, declared: list[tuple[Program, Callable[[], Lowered]]]) -> Iterator[Program]:
-        with ahead([functools.partial(_compiled, *one) for one in declared], name="agentlab-compile") as compiled:
+        """Compile programs, some at once, and what makes the pasts of those that have one."""
+        jobs = [functools.partial(_compile_one, *one) for one in declared]
+        with ahead(jobs, name="agentlab-compile") as compiled:
             for (program, _), _ in zip(declared, compiled, strict=True):
-                if program[0] == "decode":
-                    self._make_room(*program[1:])
-                    self._past, self._past_size = None, (0, 0)
+                if program[0] == "decode" and not self._in_place(program[1]):
+                    self._empty_cache(*program[1:])
                 trim_memory()
+                self._seen.add(program)
                 yield program
 
     @functools.cached_property
@@ -300,7 +302,7 @@ class Runner:
             filled = self._decode_rows([], [], [], [], rows), _sampling([], [], rows), nothing
             return programs.decode.lower(self._weights, cache, past, *filled, **shared, max_steps=self._max_dispatch)
 
-        def prefill(rows: int, chunk: int, context: int) -> Lowered:
+        def prefill(rows: int, chunk: int, context: int | None) -> Lowered:
             zeros, ones = _column([], rows, 0), _column([], rows, 1)
             batch = PrefillRows(np.zeros((rows, chunk), np.int32), zeros, ones, zeros, zeros, nothing)
             filled = batch, _sampling([], [], rows)
@@ -310,8 +312,8 @@ class Runner:
             for context in (self._length,) if self._in_place(rows) else shapes.contexts_for(rows):
                 yield ("decode", rows, context), functools.partial(decode, rows, context)
         for size in shapes.prefill:
-            for context in (self._length,) if size.rows == slots else shapes.prefill_contexts:
-                yield ("prefill", *size, context), functools.partial(prefill, *size, context)
+            for context in (None,) if size.rows == slots else shapes.prefill_contexts:
+                yield ("prefill", *size, context or self._length), functools.partial(prefill, *size, context)
 
     def _empty_cache(self, num_slots: int, length: int) -> Cache:
         return empty_cache(self._config, num_slots, length, self._dtype, kernel=self._kernel, device=self._device)
@@ -323,8 +325,10 @@ class Runner:
         with self._watched("copy", len(source)):
             self._cache = programs.copy(self._cache, source, target, np.int32(num_copies), layout=self._layout)
 
-    def _prefill(self, batch: PrefillRows, sampling: SamplingRows, context: int) -> tuple[np.ndarray, np.ndarray]:
-        with self._watched("prefill", *batch.tokens.shape, context):
+    def _prefill(
+        self, batch: PrefillRows, sampling: SamplingRows, context: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        with self._watched("prefill", *batch.tokens.shape, context or self._length):
             self._cache, token, logprob = programs.prefill(
                 self._weights,
                 self._cache,
@@ -357,34 +361,37 @@ class Runner:
 
     @contextlib.contextmanager
     def _watched(self, *program: Any) -> Iterator[None]:
-        """Notice when a program is compiled in the body."""
-        with _traces() as traces:
+        """Notice when a program is compiled in the body, and count the dispatch."""
+        traces: list[bool] = []
+        with _on_trace(lambda: traces.append(True)):
             yield
         if traces:
             trim_memory()
             self._compiled = " ".join(map(str, program))
             self.compilations += self.warm or program in self._seen
         self._seen.add(program)
+        self._dispatches += 1
 
 
 @contextlib.contextmanager
-def _traces() -> Iterator[list[bool]]:
-    """A list that is empty after the body if nothing was traced there, and so nothing compiled."""
-    traces: list[bool] = []
-    token = programs.on_trace.set(lambda: traces.append(True))
+def _on_trace(notice: Callable[[], None]) -> Iterator[None]:
+    """Have a function called when a program is traced in the body; it is compiled then, and only then."""
+    token = programs.on_trace.set(notice)
     try:
-        yield traces
+        yield
     finally:
         programs.on_trace.reset(token)
 
 
-def _compiled(program: Program, lower: Callable[[], Lowered]) -> None:
-    """Trace and compile a program, where later calls find it."""
-    began_ns = now_ns()
-    with _traces() as traces:
-        lower().compile()
-    if traces:
-        record("compile", began_ns, now_ns(), program=" ".join(map(str, program)))
+def _compile_one(program: Program, lower: Callable[[], Lowered]) -> None:
+    """Trace and compile a program, where later calls find it. A span tells so where the process had not done it."""
+    with contextlib.ExitStack() as opened:
+
+        def begin() -> None:
+            opened.enter_context(span("compile", program=" ".join(map(str, program))))
+
+        with _on_trace(begin):
+            lower().compile()
 
 
 def weight_places(model: Model, mesh: Mesh | None) -> tuple[Any, ...]:

@@ -28,7 +28,8 @@ class Shapes:
     """Cached tokens that a decode reads; the largest holds a slot. One row alone always reads that: it is little
     beside the weights, and a program less."""
     prefill_contexts: tuple[int, ...] = (512,)
-    """Tokens of a slot that a prefill reads, its own among them; the largest holds a slot."""
+    """Tokens of a slot that a prefill reads, its own among them; the largest holds a slot. With a row for every slot
+    the cache is read in place instead."""
 
     def __post_init__(self) -> None:
         for name in ("decode_rows", "prefill", "contexts", "prefill_contexts"):
