@@ -31,6 +31,16 @@ def test_an_inbox_gives_what_was_put_and_then_says_that_it_is_closed():
             inbox.drain()
 
 
+def test_an_inbox_can_be_waited_on_for_a_while():
+    inbox: Inbox[int] = Inbox()
+    assert inbox.drain(0.001) == []
+    threading.Timer(0.01, inbox.put, [1]).start()
+    assert inbox.drain(60.0) == [1], "it did not wait for the item, or waited on although there was one"
+    inbox.close()
+    with pytest.raises(Closed):
+        inbox.drain(60.0)
+
+
 def test_a_reply_is_given_once_by_any_thread():
     async def main():
         reply: Reply[str] = Reply()

@@ -1,11 +1,13 @@
 """Where compiled programs are kept, and what happens when they cannot be."""
 
+import platform
+import resource
 from pathlib import Path
 
 import jax
 import pytest
 
-from agentlab.platform.compilation import VARIABLE, compilation_cache_folder, enable_compilation_cache
+from agentlab.platform.compilation import VARIABLE, compilation_cache_folder, enable_compilation_cache, trim_memory
 
 
 @pytest.fixture
@@ -43,3 +45,16 @@ def test_a_folder_that_cannot_be_written_is_a_warning_that_says_what_to_do(unset
     with pytest.warns(UserWarning, match=f"cannot: .*Set {VARIABLE}"):
         assert enable_compilation_cache(tmp_path / "file" / "compiled") is None
     assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone keeps it")
+def test_memory_that_was_freed_goes_back_to_the_system():
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    pieces = [bytes(100_000) for _ in range(1000)]
+    last = pieces.pop()  # keeps glibc from giving back what lies before it
+    pieces.clear()
+    before = resident_bytes()
+    trim_memory()
+    assert last and before - resident_bytes() > 50e6
