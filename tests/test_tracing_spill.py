@@ -185,6 +185,7 @@ def test_a_span_that_crosses_a_step_of_training_is_kept_whole():
 
 def test_a_separate_trace_has_its_own_clock_and_leaves_nothing_behind():
     begin, times = now_ns(), iter([7, 12, 30])
+    before = len(tracing.open_spans())
     with separate(clock=lambda: next(times)):
         with span("reward") as timed:
             timed.tag(words=3)
@@ -192,4 +193,4 @@ def test_a_separate_trace_has_its_own_clock_and_leaves_nothing_behind():
         assert now_ns() == 30
     assert not any(s.tags.get("words") for s in spans(begin))
     assert now_ns() > begin
-    assert tracing.open_spans() == ()
+    assert len(tracing.open_spans()) <= before
