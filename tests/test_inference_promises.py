@@ -1,7 +1,7 @@
 """What the engine promises a run: nothing compiled later, nothing lost in a swap, quick aborts, clean sharing."""
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agentlab.bench.engine_load import gather
+from agentlab.concurrency import ahead
 from agentlab.errors import EngineError
 from agentlab.inference import programs, runner
 from agentlab.inference.jax_engine import JaxEngine
@@ -281,12 +282,14 @@ def test_what_comes_while_a_cold_engine_compiles_is_heard(monkeypatch):
     model = tiny_model(seed=0, hidden_size=40)
     engine = JaxEngine(model, num_slots=4, tokens_per_slot=SLOT, max_dispatch=4, shapes=SHAPES)
     entered, go_on, began = threading.Event(), threading.Event(), now_ns()
-    compile_one = runner._compile_one
 
-    def held(*arguments: Any) -> None:
-        entered.set()
-        go_on.wait(60)
-        compile_one(*arguments)
+    def held(jobs: Sequence[Callable[[], Any]], **options: Any) -> Any:
+        def first() -> Any:
+            entered.set()
+            go_on.wait(60)
+            return jobs[0]()
+
+        return ahead([first, *jobs[1:]], **options)
 
     async def body() -> None:
         given_up = anyio.CancelScope()
@@ -305,24 +308,27 @@ def test_what_comes_while_a_cold_engine_compiles_is_heard(monkeypatch):
             await anyio.wait_all_tasks_blocked()
             go_on.set()
 
-    monkeypatch.setattr(runner, "_compile_one", held)
+    monkeypatch.setattr(runner, "ahead", held)
     serve(engine, body)
     prefills = [s for s in spans() if s.start_ns >= began and s.stage == "prefill"]
     assert [(s.tags["num_sequences"], s.tags["tokens"]) for s in prefills] == [(3, 9)]
 
 
-def test_what_is_no_work_does_not_count_as_a_dispatch():
+def test_what_is_no_work_does_not_count_as_a_dispatch(monkeypatch):
+    monkeypatch.setattr("agentlab.inference.runner.FEW_DISPATCHES", 10)
     engine = new_engine()
     serve(engine, lambda: engine.generate(ask("a", (5, 6, 7), max_tokens=2)))
-    before = engine._runner._dispatches
+    began = now_ns()
 
     async def body() -> None:
-        for _ in range(10):
+        for _ in range(20):
             engine.release("a")
+            await anyio.wait_all_tasks_blocked()
         await engine.generate(ask("b", (9, 6, 7), max_tokens=2))
 
     serve(engine, body)
-    assert engine._runner._dispatches <= before + 2
+    contexts = [s.tags["context"] for s in spans() if s.start_ns >= began and s.stage == "decode"]
+    assert contexts == [SLOT], "the few programs, of which the decode reads a whole slot"
 
 
 def test_the_fewest_sizes_serve_so_many_sequences():

@@ -268,7 +268,7 @@ class Switch(Sink):
         self._before = time.process_time(), time.perf_counter()
 
     def open(self, name: str, before: Sequence[Any]) -> None:
-        pass
+        """Nothing to open: the rows that come are the clock."""
 
     def write(self, row: Any) -> None:
         now = time.process_time(), time.perf_counter()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agentlab.inference.cache import Kernel, KeysValues, RealRows, as_cached, keys_values, slots_of, write_rows
+from agentlab.inference.cache import Kernel, KeysValues, RealRows, keys_values, reordered, slots_of, write_rows
 from agentlab.inference.paged import PAGE, paged_attend
 from agentlab.models.attention import float32_product
 from agentlab.models.config import DecoderConfig
@@ -68,9 +68,9 @@ def attend_prefill(
         [B, T, Hq, Dh], and the cache with the chunks of the real rows in it.
     """
     del past
-    cache = write_rows(cache, as_cached(keys_values(k, v), options.kernel), place, options.kernel)
+    cache = write_rows(cache, reordered(keys_values(k, v), options.kernel), place, options.kernel)
     read = cache if options.context is None else slots_of(cache, place.slot, options.context, options.kernel)
-    keys, values = as_cached(read, options.kernel)
+    keys, values = reordered(read, options.kernel)
     position = place.start[:, None] + jnp.arange(q.shape[1])
     distance = position[..., None] - jnp.arange(values.shape[2])
     seen = distance >= 0
@@ -106,7 +106,7 @@ def attend_decode(
     cache = _written(kept[0], k, place.slot, position), _written(kept[1], v, place.slot, position)
     slot = jnp.minimum(place.slot, cache[0].shape[0] - 1)
     if options.window is not None and options.window < cache[0].shape[2]:
-        rows = as_cached((cache[0][slot], cache[1][slot]), options.kernel)
+        rows = reordered((cache[0][slot], cache[1][slot]), options.kernel)
         return _xla(options, q, rows, keys_values(k, v), position, jnp.arange(1)), cache
     how: dict[str, Any] = {"scale": options.scale, "soft_cap": options.soft_cap}
     interpret = options.kernel == "pallas_interpreted"
@@ -193,7 +193,7 @@ def _attend(
     grouped = q.reshape(batch, num_queries, num_kv_heads, groups, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, num_kv_heads, groups * num_queries, head_dim)
 
-    # Scores and weights keep the shapes of the products: XLA's CPU client takes twice as long otherwise.
+    # Scores and weights keep the shapes of the products: XLA's CPU client is much slower otherwise.
     def scores(keys: jax.Array, bias: jax.Array) -> jax.Array:
         x = float32_product("bhqd,bhdk->bhqk", grouped, keys) * scale
         x = x if soft_cap is None else soft_cap * jnp.tanh(x / soft_cap)
@@ -206,7 +206,7 @@ def _attend(
     top = functools.reduce(jnp.maximum, (jnp.max(x, axis=-1, initial=UNSEEN, keepdims=True) for x in every))
     weights = [jnp.exp(x - top) for x in every]
     total = functools.reduce(jnp.add, (jnp.sum(x, axis=-1, keepdims=True) for x in weights))
-    # A sum or a quotient that is fused into the products makes them three times as slow there.
+    # A sum or a quotient that is fused into the products slows them there, too.
     products = jax.lax.optimization_barrier(
         [mixed(x, values) for x, (_, values, _) in zip(weights, parts, strict=True)]
     )

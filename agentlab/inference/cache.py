@@ -56,9 +56,9 @@ def keys_values(k: jax.Array, v: jax.Array) -> KeysValues:
     return k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
 
 
-def as_cached(new: KeysValues, kernel: Kernel) -> KeysValues:
-    """From the order of products to that of the cache, or back."""
-    return new if kernel == "xla" else (jnp.swapaxes(new[0], 2, 3), new[1])
+def reordered(pair: KeysValues, kernel: Kernel) -> KeysValues:
+    """Keys and values from the order of products to that of the cache, and from that to the order of products."""
+    return pair if kernel == "xla" else (jnp.swapaxes(pair[0], 2, 3), pair[1])
 
 
 def empty_cache(

@@ -317,11 +317,12 @@ class JaxEngine(Engine):
             served = self._scheduler.num_served
             for _ in self._runner.prepare(served):
                 self._take_all(inbox)
+        self._scheduler.shapes = self._runner.shapes
 
     def _step(self) -> None:
         step_ns = self._runner.step_ns
         max_steps = max(1, self._dispatch_ns // step_ns) if step_ns else None
-        plan = self._scheduler.schedule(now_ns=now_ns(), max_steps=max_steps, shapes=self._runner.shapes)
+        plan = self._scheduler.schedule(now_ns=now_ns(), max_steps=max_steps)
         if plan.copies:
             self._runner.copy(plan.copies)
         version = self._runner.version

@@ -147,8 +147,10 @@ class Runner:
         if self.warm or self._dispatches >= FEW_DISPATCHES:
             self.shapes = self._shapes
             return
-        self.shapes = self._few = self._shapes.fewest(count, self._few)
-        yield from self._compile([one for one in self._declared(self.shapes) if one[0] not in self._seen])
+        few = self._shapes.fewest(count, self._few)
+        if few != self._few:
+            yield from self._compile([one for one in self._declared(few) if one[0] not in self._seen])
+        self.shapes = self._few = few
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy prefixes between slots."""

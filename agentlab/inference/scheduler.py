@@ -140,7 +140,8 @@ class Scheduler:
         self.tokens_cached = 0
         self.tokens_sampled = 0
         self._tokens_per_slot = tokens_per_slot
-        self._shapes = shapes
+        self.shapes = shapes
+        """Sizes that may be used now."""
         self._max_dispatch = max_dispatch
         self._stop_token_ids = frozenset(stop_token_ids)
         self._tokenizer = tokenizer
@@ -190,7 +191,7 @@ class Scheduler:
 
     # -- schedule ---------------------------------------------------------------------------------
 
-    def schedule(self, *, now_ns: int = 0, max_steps: int | None = None, shapes: Shapes | None = None) -> Plan:
+    def schedule(self, *, now_ns: int = 0, max_steps: int | None = None) -> Plan:
         """The next step; an empty plan when there is nothing to do.
 
         Prefill and decode take turns, so that a running sequence never waits more than one chunk.
@@ -198,7 +199,6 @@ class Scheduler:
         Args:
             now_ns: Written down as the end of the queueing of those that begin.
             max_steps: Most decode steps now, if fewer than `max_dispatch`.
-            shapes: Sizes that may be used now, if not all.
         """
         self._admit()
         copies = self._begin(now_ns)
@@ -207,7 +207,7 @@ class Scheduler:
         decoded = [g for g in begun if g.pending == 1]
         if prefilled and not (decoded and self._decode_next):
             self._decode_next = True
-            return self._prefill(copies, prefilled, shapes or self._shapes)
+            return self._prefill(copies, prefilled)
         self._decode_next = False
         if not decoded:
             return Plan(copies)
@@ -284,8 +284,8 @@ class Scheduler:
         shared = (common_prefix(g.tokens, generation.tokens) for g in providers)
         return min(max(shared, default=0), len(generation.tokens) - 1)
 
-    def _prefill(self, copies: tuple[Copy, ...], generations: list[Generation], shapes: Shapes) -> Plan:
-        size = shapes.prefill_for([g.pending for g in generations])
+    def _prefill(self, copies: tuple[Copy, ...], generations: list[Generation]) -> Plan:
+        size = self.shapes.prefill_for([g.pending for g in generations])
         chunks = (Chunk(g, min(g.pending, size.chunk)) for g in generations[: size.rows])
         return Plan(copies, chunks=tuple(chunks), chunk_size=size.chunk)
 

@@ -59,7 +59,7 @@ def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
 
 
 def trim_memory() -> None:
-    """Give free memory back to the system: glibc keeps for itself what a compiler used, some 100 MB a program."""
+    """Give free memory back to the system: glibc keeps for itself what a compiler used."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
