@@ -78,7 +78,7 @@ walk.close()
 # chance alone reaches the goal now and then.
 
 # %%
-model = al.tiny_model()
+model = al.tiny_model(model_type="qwen2")
 options = {"group_size": 8, "groups_per_step": 4, "max_concurrency": 16, "max_tokens": 1, "tokens_per_slot": 256}
 options |= {"lora_rank": 0, "learning_rate": 3e-3, "micro_batch_tokens": 1024}
 learner = al.GRPOLearner(

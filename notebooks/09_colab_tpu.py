@@ -69,7 +69,7 @@ print(machine.system, machine.cores, "cores", [device.kind for device in machine
 
 # %%
 name = "Qwen/Qwen2.5-1.5B-Instruct" if TPU else "HuggingFaceTB/SmolLM2-135M-Instruct"
-model = al.tiny_model() if FAST else al.load_model(name, dtype="bfloat16" if TPU else "float32")
+model = al.tiny_model(model_type="qwen2") if FAST else al.load_model(name, dtype="bfloat16" if TPU else "float32")
 model
 
 # %% [markdown]

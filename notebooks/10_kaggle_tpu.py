@@ -66,7 +66,7 @@ machine = detect() if TPU else kaggle
 
 # %%
 name = "Qwen/Qwen2.5-1.5B-Instruct" if TPU else "HuggingFaceTB/SmolLM2-135M-Instruct"
-model = al.tiny_model() if FAST else al.load_model(name, dtype="bfloat16" if TPU else "float32")
+model = al.tiny_model(model_type="qwen2") if FAST else al.load_model(name, dtype="bfloat16" if TPU else "float32")
 size = {"group_size": 8, "groups_per_step": 16, "max_concurrency": 128, "max_tokens": 128, "tokens_per_slot": 1024}
 large = al.GRPOConfig(**size, lora_rank=16)
 print(plan(model.config, large, machine=machine))

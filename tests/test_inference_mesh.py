@@ -14,7 +14,7 @@ from agentlab.models import tiny_model
 from agentlab.rollout.serving import run_served
 from agentlab.types import GenerationRequest, Policy, SamplingParams
 
-model = tiny_model(seed=0, num_layers=1)
+model = tiny_model(seed=0, num_layers=1, model_type="qwen2")
 sizes = (PrefillSize(2, 16), PrefillSize(3, 8))
 shapes = Shapes(decode_rows=(1, 3), prefill=sizes, contexts=(64,), prefill_contexts=(32, 64))
 
@@ -32,7 +32,7 @@ def answers(mesh):
             async with anyio.create_task_group() as group:
                 for i in range(4):
                     group.start_soon(one, 4 * turn + i)
-            engine.update_policy(Policy(turn + 1, tiny_model(seed=1, num_layers=1).params))
+            engine.update_policy(Policy(turn + 1, tiny_model(seed=1, num_layers=1, model_type="qwen2").params))
     run_served(engine, main)
     done.sort(key=lambda c: int(c.request_id))
     return [[c.tokens, c.logprobs, c.policy_versions] for c in done], engine.stats().compilations

@@ -8,6 +8,7 @@ import pytest
 
 import agentlab as al
 from agentlab.errors import ConfigError, RunError
+from agentlab.models.hub_config import FAMILIES
 
 CALCULATOR = {"calculator": al.tools.Calculator}
 SMALL = {"group_size": 4, "groups_per_step": 2, "max_concurrency": 8, "max_tokens": 6, "tokens_per_slot": 512}
@@ -34,7 +35,9 @@ def tool_learner(model, **config):
     )
 
 
-def test_training_changes_the_weights_and_serves_them_and_leaves_no_thread(model):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_changes_the_weights_and_serves_them_and_leaves_no_thread(family):
+    model = al.tiny_model(seed=1, model_type=family)
     before = [np.asarray(leaf).copy() for leaf in jax.tree.leaves(model.params)]
     learner = tool_learner(model, learning_rate=1e-2)
     run = learner.train(al.tasks.arithmetic(seed=0), steps=3).wait()

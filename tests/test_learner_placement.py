@@ -51,7 +51,7 @@ def told(one, run):
         "seen": sorted(map(sorted, seen)),
     }
 
-model, report, tasks = al.tiny_model(num_layers=1), {}, al.tasks.arithmetic(seed=0)
+model, report, tasks = al.tiny_model(num_layers=1, model_type="qwen2"), {}, al.tasks.arithmetic(seed=0)
 report["start"] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(model.params)]).tolist()
 for name, options in json.loads(sys.argv[1]).items():
     given, steps, saved = model, options.pop("steps"), {}
@@ -147,7 +147,7 @@ def test_a_model_that_several_devices_sample_and_train_is_laid_out_over_them(rep
 
 def learner(**options):
     return al.GRPOLearner(
-        model=al.tiny_model(num_layers=1), agent_class=al.ModelAgent, env_class=al.TaskEnvironment,
+        model=al.tiny_model(num_layers=1, model_type="qwen2"), agent_class=al.ModelAgent, env_class=al.TaskEnvironment,
         env_kwargs={"reward_fn": al.rewards.same_number}, **options,
     )  # fmt: skip
 

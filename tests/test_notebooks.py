@@ -64,6 +64,15 @@ def test_a_notebook_says_the_same_as_its_paired_text(path):
 
 
 @EACH
+def test_the_fast_preset_trains_a_tiny_model_of_the_family_that_the_full_one_names(path):
+    code = path.with_suffix(".py").read_text(encoding="utf-8")
+    if "Qwen/Qwen2.5" in code:
+        assert "tiny_model(" in code and code.count("tiny_model(") == code.count('tiny_model(model_type="qwen2"')
+    else:
+        assert not re.search(r"load_model\(\"(?!HuggingFaceTB/SmolLM2)", code), "say here of which family it is"
+
+
+@EACH
 def test_a_notebook_begins_alike_everywhere(path):
     notebook = nbformat.read(path, as_version=4)
     head = notebook.cells[0].source.splitlines()

@@ -13,7 +13,7 @@ from training_cases import random_group
 from agentlab.models import tiny_model
 from agentlab.training import TrainConfig, Trainer, algorithms
 
-model = tiny_model(num_layers=1)
+model = tiny_model(num_layers=1, model_type="qwen2")
 groups = [random_group(model, seed, size=4, prompt=20, longest=30, noise=0.2) for seed in range(5)]
 options = TrainConfig(
     lora_rank=4, learning_rate=1e-2, beta=0.1, algorithm=algorithms.reinforce_pp, epochs_per_batch=2,

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from agentlab.errors import ConfigError
 from agentlab.models.config import LORA_TARGETS, DecoderConfig, LoraConfig
@@ -67,8 +68,22 @@ def merge_lora(config: DecoderConfig, params: Any) -> Any:
     merged = {path: array for path, array in arrays.items() if path[-1] not in ADAPTER_NAMES}
     for path in [path for path in arrays if path[-1] == "lora_a"]:
         layer = path[:-1]
-        update = arrays[*layer, "lora_b"].astype(jnp.float32) @ arrays[path].astype(jnp.float32)
-        weight = merged[*layer, "weight"]
-        merged[*layer, "weight"] = (weight + config.lora.scale * update).astype(weight.dtype)
+        merged[*layer, "weight"] = merged_weight(
+            config.lora, merged[*layer, "weight"], arrays[path], arrays[*layer, "lora_b"]
+        )
     dtype = merged["embed_tokens",].dtype
     return with_arrays(abstract_params(config.without_lora(), dtype), merged)
+
+
+def merged_weight(lora: LoraConfig, weight: Array, lora_a: Array, lora_b: Array) -> Array:
+    """[out, in]: W + (alpha / rank) B A, computed in float32, in the type of W. A bias has no adapter.
+
+    Args:
+        weight: [out, in].
+        lora_a: [rank, in].
+        lora_b: [out, rank].
+
+    Source: Hu et al. 2021 (arXiv:2106.09685), equation 3.
+    """
+    update = lora_b.astype(jnp.float32) @ lora_a.astype(jnp.float32)
+    return (weight + lora.scale * update).astype(weight.dtype)

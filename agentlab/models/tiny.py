@@ -51,7 +51,8 @@ def tiny_model(seed: int = 0, *, dtype: Any = jnp.float32, **config: Any) -> Mod
     family = FAMILIES.get(config.get("model_type", "llama"))
     if family is None:
         raise ConfigError(f"model_type must be one of {', '.join(FAMILIES)}, got {config['model_type']!r}.")
-    made = DecoderConfig(**{**shape, **family.traits, **config})
+    local_base = {"local_rope_theta": family.defaults.get("rope_local_base_freq")}
+    made = DecoderConfig(**{**shape, **family.traits, **local_base, **config})
     norm = 0.0 if made.offset_norms else 1.0
     rng = np.random.default_rng(seed)
     abstract = abstract_params(made, dtype)

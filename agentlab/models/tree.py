@@ -19,10 +19,11 @@ def flat_arrays(params: Any) -> dict[Path, Any]:
 def with_arrays(params: Any, arrays: Mapping[Path, Any]) -> Any:
     """An `nnx.State` of the structure of `params`, abstract or not, that holds these arrays.
 
-    `arrays` must have exactly the paths of `params`.
+    `arrays` must have exactly the paths and shapes of `params`.
     """
     flat = nnx.to_flat_state(params)
-    assert set(arrays) == {path for path, _ in flat}, "parameter paths differ"
+    shapes = {path: jax.tree.leaves(variable)[0].shape for path, variable in flat}
+    assert {path: array.shape for path, array in arrays.items()} == shapes, "parameter paths or shapes differ"
     filled = [(path, jax.tree.unflatten(jax.tree.structure(variable), [arrays[path]])) for path, variable in flat]
     return nnx.from_flat_state(filled)
 

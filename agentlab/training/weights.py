@@ -13,6 +13,7 @@ from jax import Array
 
 from agentlab.models import Decoder, DecoderConfig
 from agentlab.models.decoder import abstract_params, decoder_structure
+from agentlab.models.lora import ADAPTER_NAMES, merged_weight
 from agentlab.models.tree import Path, flat_arrays, with_arrays
 
 Stacked = dict[str, Any]
@@ -22,7 +23,6 @@ Frozen weights of the layers may be tuples of arrays, or quantised arrays, inste
 """
 
 LAYERS = "layers"
-ADAPTERS = ("lora_a", "lora_b")
 
 
 def stack_layers(params: Any) -> Stacked:
@@ -52,7 +52,7 @@ def split_trained(
     trained = {
         name
         for name, arrays in (top | layers).items()
-        if (not adapters_only or name.endswith(ADAPTERS)) and _trainable(name, arrays, frozen).any()
+        if (not adapters_only or name.endswith(ADAPTER_NAMES)) and _trainable(name, arrays, frozen).any()
     }
     stacked = {
         name: jnp.stack(arrays) if stack_frozen or name in trained else arrays for name, arrays in layers.items()
@@ -94,7 +94,7 @@ def _by_name(params: Any) -> tuple[Stacked, dict[str, tuple[Array, ...]]]:
 
 def weight_name(path: Path) -> str:
     """E.g. "layers.3.mlp.up_proj.weight", also of the adapter on that weight."""
-    return ".".join(map(str, (*path[:-1], "weight") if path[-1] in ADAPTERS else path))
+    return ".".join(map(str, (*path[:-1], "weight") if path[-1] in ADAPTER_NAMES else path))
 
 
 def split_layers(stacked: Mapping[str, Any]) -> tuple[Stacked, Stacked]:
@@ -119,7 +119,7 @@ def published(config: DecoderConfig, base: Any, trained: Stacked) -> Any:
         trained: Stacked, float32.
     """
     weights = flat_arrays(base)
-    changed = [path for path in weights if _name((*path[:-1], "lora_a") if config.lora else path) in trained]
+    changed = [path for path in weights if _trained_name(config, path) in trained]
     arrays = _merged(config, {_key(path): weights[path] for path in changed}, trained)
     return with_arrays(base, {**weights, **{path: arrays[_key(path)] for path in changed}})
 
@@ -131,11 +131,18 @@ def _merged(config: DecoderConfig, base: Stacked, trained: Stacked) -> Stacked:
     for key, weight in base.items():
         path = tuple(int(part) if part.isdigit() else part for part in key.split("/"))
         if config.lora:
-            left, right = (_slice(trained, (*path[:-1], adapter)) for adapter in ("lora_b", "lora_a"))
-            merged[key] = (weight + config.lora.scale * (left @ right)).astype(weight.dtype)
+            lora_a, lora_b = (_slice(trained, (*path[:-1], adapter)) for adapter in ADAPTER_NAMES)
+            merged[key] = merged_weight(config.lora, weight, lora_a, lora_b)
         else:
             merged[key] = _slice(trained, path).astype(weight.dtype)
     return merged
+
+
+def _trained_name(config: DecoderConfig, path: Path) -> str | None:
+    """The name of what is trained in place of this array: itself, or an adapter, which only a matrix can have."""
+    if not config.lora:
+        return _name(path)
+    return _name((*path[:-1], "lora_a")) if path[-1] == "weight" else None
 
 
 def _slice(stacked: Stacked, path: Path) -> Array:
