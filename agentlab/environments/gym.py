@@ -8,11 +8,14 @@ from typing import Any
 
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.errors import ConfigError, nearest
+from agentlab.numerals import last_integer, numerals, only_number
 from agentlab.types import EnvStepResult, Task
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 HIGHLIGHT = re.compile(r"\x1b\[4\dm(.)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
+SEPARATOR = re.compile(r"[\s,;\[\]()]+")
+MAX_NUMBER = 1e300
+"""Nothing larger is an action: it would not be a finite float."""
 SHOWN_NUMBERS = 64
 """Numbers of an array that are told; of a longer one this many and its shape."""
 
@@ -169,8 +172,8 @@ def plain(drawing: Any) -> str:
 def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     """The action that a text names last.
 
-    A discrete space takes one of `names`, or a whole number; a space of arrays takes a JSON list or
-    as many numbers as it has places; a space of text takes the text.
+    A discrete space takes one of `names`, or a whole number; a space of arrays takes the last list in brackets,
+    or as many numbers as it has places; a space of text takes the text. Numbers are read as by `rewards.same_number`.
 
     Raises:
         NotAnAction: there is none, or it is not in the space.
@@ -183,16 +186,38 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     if kind not in ("Box", "MultiDiscrete", "MultiBinary"):
         raise ConfigError(f"Actions of {space} cannot be read from text. Give act=, a function from text to an action.")
     size = int(space.sample().size)
-    numbers = [float(number) for number in NUMBER.findall(text)][-size:]
+    numbers = numbers_of_list(text, size)
     import numpy as np
 
-    if len(numbers) == size:
-        action = np.asarray(numbers, dtype=space.dtype).reshape(space.shape)
+    whole = np.issubdtype(space.dtype, np.integer)
+    if numbers is not None and (not whole or all(number.is_integer() for number in numbers)):
+        action = np.asarray(numbers).astype(space.dtype).reshape(space.shape)
         if space.contains(action):
             return action
     raise NotAnAction(
         f"{text[:40]!r} is no action. Answer with {size} numbers in {space}, e.g. {json.dumps([0] * size)}."
     )
+
+
+def numbers_of_list(text: str, size: int) -> list[float] | None:
+    """As many numbers as wanted: those of the last list in brackets, or the text's last; None if there are fewer."""
+    begin, end = _last_brackets(text)
+    listed = [only_number(part) for part in SEPARATOR.split(text[begin:end]) if part]
+    if begin == 0 and (len(listed) != size or None in listed):
+        listed = [number.value for number in numerals(text)][-size:]
+    numbers = [number for number in listed if number is not None and abs(number) < MAX_NUMBER]
+    return [float(number) for number in numbers] if len(numbers) == len(listed) == size else None
+
+
+def _last_brackets(text: str) -> tuple[int, int]:
+    """Where the last list begins, after its outermost bracket, and ends; all of the text if there is none."""
+    end = text.rfind("]")
+    depth = 0
+    for place in range(end, -1, -1):
+        depth += (text[place] == "]") - (text[place] == "[")
+        if depth == 0:
+            return place + 1, end
+    return 0, len(text)
 
 
 def _discrete(text: str, space: Any, names: Sequence[str]) -> int:
@@ -203,8 +228,7 @@ def _discrete(text: str, space: Any, names: Sequence[str]) -> int:
         )
         if found:
             return start + names.index(found[-1])
-    numbers = NUMBER.findall(text)
-    whole = int(numbers[-1]) if numbers and re.fullmatch(r"-?\d{1,18}", numbers[-1]) else None
+    whole = last_integer(text)
     if whole is not None and start <= whole < start + count:
         return whole
     wanted = ", ".join(names) if names else f"a number from {start} to {start + count - 1}"
