@@ -136,6 +136,7 @@ def test_what_is_observed_is_told(observation, text):
         (spaces.MultiDiscrete([3, 4]), "In 2 words: 1 and 3", [1, 3]),
         (spaces.Box(-1, 1, (2,), np.float64), "push (1/2, −0.5)", [0.5, -0.5]),
         (spaces.Box(-1, 1, (2,), np.float64), ".5 and -5e-1", [0.5, -0.5]),
+        (spaces.MultiDiscrete([3, 4]), "I take [a step]: 1 3", [1, 3]),
         (spaces.Box(-9, 9, (2, 2), np.float64), "[[1, 2], [3, -4]]", [[1, 2], [3, -4]]),
         (spaces.Text(5), "abc", "abc"),
     ],
@@ -148,6 +149,8 @@ def test_an_action_is_read_out_of_text(space, text, action):
 def test_a_list_that_is_not_quite_an_action_is_refused(text):
     with pytest.raises(NotAnAction, match=r"Answer with 2 numbers .* \[0, 0\]"):
         read_action(text, spaces.MultiDiscrete([3, 4]))
+    with pytest.raises(NotAnAction):
+        read_action("[256, 1]", spaces.MultiBinary(2))
 
 
 @pytest.mark.parametrize(

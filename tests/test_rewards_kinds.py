@@ -144,6 +144,7 @@ def asking(*answers: str) -> tuple[Any, list[Any]]:
         (["Grade: 7-8", "Grade: 7.5"], 0.75),
         (["Grade: 10^2", "Grade: 1e1"], 1.0),
         (["Grade: 5. It misses 2 of 3 steps."], 0.5),
+        (["Grade: &#65;", "Grade: 6"], 0.6),
     ],
 )
 def test_a_judge_grades_from_0_to_1_and_is_asked_again_where_it_gave_no_grade(said, reward):

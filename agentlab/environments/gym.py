@@ -186,38 +186,44 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     if kind not in ("Box", "MultiDiscrete", "MultiBinary"):
         raise ConfigError(f"Actions of {space} cannot be read from text. Give act=, a function from text to an action.")
     size = int(space.sample().size)
-    numbers = numbers_of_list(text, size)
+    numbers = listed_numbers(text, size)
+    action = None if numbers is None else _array(numbers, space)
+    if action is None:
+        raise NotAnAction(
+            f"{text[:40]!r} is no action. Answer with {size} numbers in {space}, e.g. {json.dumps([0] * size)}."
+        )
+    return action
+
+
+def listed_numbers(text: str, size: int) -> list[float] | None:
+    """As many numbers as wanted: the last list in brackets, or else the last of the text; None if there are not."""
+    inside = _last_brackets(text)
+    found = [only_number(part) for part in SEPARATOR.split(text if inside is None else inside) if part]
+    if inside is None and (len(found) != size or None in found):
+        found = [number.value for number in numerals(text)][-size:]
+    numbers = [float(number) for number in found if number is not None and abs(number) < MAX_NUMBER]
+    return numbers if len(numbers) == len(found) == size else None
+
+
+def _last_brackets(text: str) -> str | None:
+    """What stands in the last brackets with a digit in them, the outermost of those in each other; None if none do."""
+    end, depth = text.rfind("]"), 0
+    for begin in range(end, -1, -1):
+        depth += (text[begin] == "]") - (text[begin] == "[")
+        if depth == 0:
+            return text[begin + 1 : end] if re.search(r"\d", text[begin:end]) else None
+    return None
+
+
+def _array(numbers: Sequence[float], space: Any) -> Any:
+    """The numbers as an action of the space; None where one has no room in it, or would have to be rounded."""
     import numpy as np
 
-    whole = np.issubdtype(space.dtype, np.integer)
-    if numbers is not None and (not whole or all(number.is_integer() for number in numbers)):
-        action = np.asarray(numbers).astype(space.dtype).reshape(space.shape)
-        if space.contains(action):
-            return action
-    raise NotAnAction(
-        f"{text[:40]!r} is no action. Answer with {size} numbers in {space}, e.g. {json.dumps([0] * size)}."
-    )
-
-
-def numbers_of_list(text: str, size: int) -> list[float] | None:
-    """As many numbers as wanted: those of the last list in brackets, or the text's last; None if there are fewer."""
-    begin, end = _last_brackets(text)
-    listed = [only_number(part) for part in SEPARATOR.split(text[begin:end]) if part]
-    if begin == 0 and (len(listed) != size or None in listed):
-        listed = [number.value for number in numerals(text)][-size:]
-    numbers = [number for number in listed if number is not None and abs(number) < MAX_NUMBER]
-    return [float(number) for number in numbers] if len(numbers) == len(listed) == size else None
-
-
-def _last_brackets(text: str) -> tuple[int, int]:
-    """Where the last list begins, after its outermost bracket, and ends; all of the text if there is none."""
-    end = text.rfind("]")
-    depth = 0
-    for place in range(end, -1, -1):
-        depth += (text[place] == "]") - (text[place] == "[")
-        if depth == 0:
-            return place + 1, end
-    return 0, len(text)
+    exact = np.asarray(numbers).reshape(space.shape)
+    with np.errstate(all="ignore"):
+        action = exact.astype(space.dtype)
+    kept = np.isfinite(action).all() and (action.dtype.kind == "f" or np.array_equal(action, exact))
+    return action if kept and space.contains(action) else None
 
 
 def _discrete(text: str, space: Any, names: Sequence[str]) -> int:

@@ -102,8 +102,12 @@ def read_grade(said: str, scale: int) -> float | None:
     """
     said = re.sub(rf"(?<=\d){OUT_OF}{scale}(?![\w/]|[.,]\d)", " ", said, flags=re.IGNORECASE)
     *before, after = GRADE.split(said)
-    grade = numerals(after)[0].value if before else last_number(after)
-    other_scale = re.match(rf"\W*[\d.,]*\d{OUT_OF}\d" if before else rf"(?s:.*)\d{OUT_OF}[\d.,]+\W*$", after)
+    if before:
+        grade = next((number.value for number in numerals(after)), None)
+        other_scale = re.match(rf"\W{{0,8}}[\d.,]{{1,8}}{OUT_OF}\d", after)
+    else:
+        grade = last_number(said)
+        other_scale = re.search(rf"\d{OUT_OF}[\d.,]+\W*$", said[-80:])
     return float(grade) if grade is not None and not other_scale and 0 <= grade <= scale else None
 
 
