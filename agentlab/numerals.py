@@ -248,7 +248,7 @@ def _without_latex(text: str) -> str:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    top, bottom = ((found[2] or found[3]).strip(), (found[4] or found[5]).strip())
+    top, bottom = (found[2] or found[3] or "").strip(), (found[4] or found[5] or "").strip()
     signed = rf"[-+]?{LITERAL}"
     if found["after"] or not re.fullmatch(signed, top) or not re.fullmatch(signed, bottom):
         return f"{found['before'] or ''}{OPAQUE}{found['after'] or ''}"

@@ -134,7 +134,13 @@ def test_digits_inside_a_longer_token_are_never_credited(digits, before, after, 
         assert read is None or read != Fraction(digits), (before, digits, after)
 
 
-@given(st.text(st.sampled_from("0123456789 ,.-−+*/^\\frac{}()$x%e_'½²√:!\n"), max_size=60))
+PIECES = [
+    *"012345678 9,.-−+*/^{}()[]$x%e_'½²₂√:!&;٣π\0\1\2\n", "\\frac", "\\sqrt", "\\text", "\\boxed", "\\times", "10^",
+    "**", " million", "\\pm", "&#53;", "\\\\", "⁻³", "1e", "cm", " x ", "minus ", "1,234", " 567", "..", "--",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 def test_any_text_is_read_without_an_error(text):
     assert last_number(text) == ([number.value for number in numerals(text)] or [None])[-1]
 
