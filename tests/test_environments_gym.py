@@ -129,6 +129,15 @@ def test_what_is_observed_is_told(observation, text):
         (spaces.Discrete(3, start=-1), "-1", -1),
         (spaces.MultiDiscrete([3, 4]), "[1, 3]", [1, 3]),
         (spaces.MultiBinary(2), "0 1", [0, 1]),
+        (spaces.Discrete(3, start=-1), "I take −1.", -1),
+        (spaces.Discrete(2000), "1,234", 1234),
+        (spaces.MultiDiscrete([3, 4]), "1,3", [1, 3]),
+        (spaces.MultiDiscrete([300, 300]), "[1,234]", [1, 234]),
+        (spaces.MultiDiscrete([3, 4]), "In 2 words: 1 and 3", [1, 3]),
+        (spaces.Box(-1, 1, (2,), np.float64), "push (1/2, −0.5)", [0.5, -0.5]),
+        (spaces.Box(-1, 1, (2,), np.float64), ".5 and -5e-1", [0.5, -0.5]),
+        (spaces.MultiDiscrete([3, 4]), "I take [a step]: 1 3", [1, 3]),
+        (spaces.Box(-9, 9, (2, 2), np.float64), "[[1, 2], [3, -4]]", [[1, 2], [3, -4]]),
         (spaces.Text(5), "abc", "abc"),
     ],
 )
@@ -136,7 +145,17 @@ def test_an_action_is_read_out_of_text(space, text, action):
     assert np.array_equal(read_action(text, space), action)
 
 
-@pytest.mark.parametrize("text", ["", "3", "-1", "1.5", "1e0", "one", "9" * 5000])
+@pytest.mark.parametrize("text", ["[0, 1, 2]", "[0, 1.7]", "0-1", "[0, −1]", "[1]", "0 1/2", "[0, 1e999]", "0, x1"])
+def test_a_list_that_is_not_quite_an_action_is_refused(text):
+    with pytest.raises(NotAnAction, match=r"Answer with 2 numbers .* \[0, 0\]"):
+        read_action(text, spaces.MultiDiscrete([3, 4]))
+    with pytest.raises(NotAnAction):
+        read_action("[256, 1]", spaces.MultiBinary(2))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "-1", "−1", "1.5", "1e0", "one", "9" * 5000, "2-1", "3/1", "x1", "10^1", "1:1", "2x"]
+)
 def test_what_is_no_action_is_refused(text):
     with pytest.raises(NotAnAction, match="Answer a number from 0 to 2"):
         read_action(text, spaces.Discrete(3))

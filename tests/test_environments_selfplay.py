@@ -41,8 +41,9 @@ def test_each_player_is_an_episode_of_its_own_with_its_own_reward():
         assert all(sum(t.loss_mask) == t.num_sampled > 0 for t in group.trajectories)
 
 
-def test_an_illegal_move_takes_one_stone_and_costs_a_tenth():
-    (group,) = groups_of(ScriptedEngine("many"), SelfPlay(Nim), [{"prompt": "", "stones": 2}], group_size=2)
+@pytest.mark.parametrize("said", ["many", "2 or 1", "−1", "1.5", "2-1"])
+def test_an_illegal_move_takes_one_stone_and_costs_a_tenth(said):
+    (group,) = groups_of(ScriptedEngine(said), SelfPlay(Nim), [{"prompt": "", "stones": 2}], group_size=2)
     assert [round(t.reward, 6) for t in group.trajectories] == [-1.1, 0.9]
 
 

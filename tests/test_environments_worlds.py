@@ -205,11 +205,41 @@ def test_every_countdown_can_be_solved_by_its_own_solution(seed, numbers):
         ("3 / (4 - 4)", "Division by zero"),
         ("(3 + ", "cannot be worked out"),
         ("3 ** 4 ** 5 ** 9", "cannot be worked out"),
+        ("-(3 + 4) * 5", "makes -35, not 35"),
+        ("−(3 + 4) × 5", "makes -35, not 35"),
+        ("- (3 + 4) * 5", ""),
+        ("2^(3 + 4) * 5", "uses 2 more often"),
+        ("sqrt(3 + 4) * 5", "cannot be worked out"),
+        ("x(3 + 4) * 5", "cannot be worked out"),
+        ("1,(3 + 4) * 5", "cannot be worked out"),
+        ("(3 + 4) * 5x", "cannot be worked out"),
+        ("I use (3 + 4) * 5 here.", ""),
+        ("The formula is (3 + 4) * 5!", ""),
     ],
 )
 def test_a_formula_is_worked_out_exactly_and_each_number_is_used_once(answer, says):
     problem = problem_with(formula_in(answer), (3, 4, 5, 4), 35)
     assert says in problem and bool(says) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("guess", "says"),
+    [
+        ("Is it 42?", "Right."),
+        ("Between 1-100 I say 42.", "Right."),
+        ("−42", "higher than -42"),
+        ("4.2e1", "no number"),
+        ("42.5", "no number"),
+        ("1-42", "no number"),
+        ("x42", "no number"),
+        ("1,042", "lower than 1042"),
+        ("9" * 20, "too long"),
+    ],
+)
+def test_a_guess_is_the_last_number_and_no_part_of_anything_longer(guess, says):
+    env = GuessNumber(Task("g", "?", {"number": 42}))
+    env.reset()
+    assert says in env.step(Action(guess)).observation
 
 
 @given(st.text(st.sampled_from("<answer>/=()*+-0123456789. \nx")))

@@ -35,6 +35,9 @@ def task(**data: Any) -> Task:
         (0, "nothing", {}, 0),
         (7, "5, then 7.", {}, 1),
         (7, "9e999", {}, 0),
+        (1e-300, "1×10^-300", {}, 1),
+        (2 / 3, "2/3", {}, 1),
+        (5, "5%", {"absolute": 0.1}, 1),
     ],
 )
 def test_a_number_counts_within_its_tolerance(wanted, answer, options, reward):
@@ -126,7 +129,23 @@ def asking(*answers: str) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize(
     ("said", "reward"),
-    [(["Right. Grade: 8"], 0.8), (["7"], 0.7), (["Hm.", "**Grade:** 10"], 1.0), (["Grade: 99", "Grade: 0"], 0.0)],
+    [
+        (["Right. Grade: 8"], 0.8),
+        (["7"], 0.7),
+        (["Hm.", "**Grade:** 10"], 1.0),
+        (["Grade: 99", "Grade: 0"], 0.0),
+        (["Grade: -3", "Grade: 3"], 0.3),
+        (["Grade: −3", "Grade: 3"], 0.3),
+        (["Grade: 8/10."], 0.8),
+        (["I give it 8 out of 10"], 0.8),
+        (["**8** / 10"], 0.8),
+        (["Grade: 4/5", "8"], 0.8),
+        (["It is worth 4 out of 5.", "8"], 0.8),
+        (["Grade: 7-8", "Grade: 7.5"], 0.75),
+        (["Grade: 10^2", "Grade: 1e1"], 1.0),
+        (["Grade: 5. It misses 2 of 3 steps."], 0.5),
+        (["Grade: &#65;", "Grade: 6"], 0.6),
+    ],
 )
 def test_a_judge_grades_from_0_to_1_and_is_asked_again_where_it_gave_no_grade(said, reward):
     ask, asked = asking(*said)

@@ -10,18 +10,21 @@ from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.reasoning import tagged_answer
 from agentlab.environments.task import answer_of
 from agentlab.errors import ConfigError, ToolError
-from agentlab.tools.calculator import evaluate, tokenize
+from agentlab.numerals import last_integer
+from agentlab.tools.calculator import evaluate, is_number, number, tokenize
 from agentlab.types import EnvStepResult, Task
 
-INTEGER = re.compile(r"-?\d+")
-MAX_DIGITS = 18
-FORMULA = re.compile(r"[\d(][\d\s+\-*/×÷·−().]*")
+TOO_LARGE = 10**18
+OPERATORS = r"\-+*/×÷·−–"
+FORMULA = re.compile(rf"(?<![^\W\d_])[^\W\d_]*+[\d.(+−–√^\-][\d\s().,^%!√{OPERATORS}]*(?:(?<!\s)[^\W\d_])?")
+"""All that could be part of a formula, so that none is a fragment of another; and letters that touch it."""
+BULLET = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+(?=\S)")
 
 
 class GuessNumber(BaseTaskEnv):
     """Says to each guess whether the number is higher or lower; reward 1 when it is found, 0 otherwise.
 
-    The guess is the last whole number in the text; a text without one takes a turn.
+    The guess is the last number in the text, read as by `rewards.same_number`; if it is not whole it takes a turn.
 
     Args:
         task: A task of `al.tasks.guess_number`, with `data["number"]`.
@@ -41,12 +44,11 @@ class GuessNumber(BaseTaskEnv):
         return self.task.prompt
 
     def _step_impl(self, action: Any) -> EnvStepResult:
-        found = INTEGER.findall(answer_of(action))
-        if not found:
+        guess = last_integer(answer_of(action))
+        if guess is None:
             return EnvStepResult("I see no number. Guess a whole number.", 0.0, False)
-        if len(found[-1]) > MAX_DIGITS:
+        if abs(guess) >= TOO_LARGE:
             return EnvStepResult("That number is too long.", 0.0, False)
-        guess = int(found[-1])
         if guess == self.number:
             return EnvStepResult("Right.", 1.0, True)
         return EnvStepResult(f"My number is {'higher' if self.number > guess else 'lower'} than {guess}.", 0.0, False)
@@ -86,9 +88,10 @@ class Countdown(BaseTaskEnv):
 def formula_in(text: str) -> str:
     """The formula of an answer; empty if there is none."""
     answer = tagged_answer(text)
-    parts = [part.strip() for line in answer.splitlines() for part in line.split("=")[:1]]
-    found = [match.strip() for part in parts for match in FORMULA.findall(part) if any(c in match for c in "+-*/×÷·−")]
-    return found[-1] if found else ""
+    parts = [BULLET.sub("", line.split("=")[0]) for line in answer.splitlines()]
+    found = [match.strip().rstrip(",!. ") for part in parts for match in FORMULA.findall(part)]
+    formulas = [match for match in found if re.search(rf"[\d)][\s!]*[{OPERATORS}^%]", match)]
+    return formulas[-1] if formulas else ""
 
 
 def problem_with(formula: str, numbers: Sequence[int], target: int) -> str:
@@ -96,7 +99,7 @@ def problem_with(formula: str, numbers: Sequence[int], target: int) -> str:
     if not formula:
         return f"I see no formula. Write one of the numbers {', '.join(map(str, numbers))}, with + - * / and ( )."
     try:
-        used = Counter(Fraction(token) for token in tokenize(formula) if token[0].isdigit() or token[0] == ".")
+        used = Counter(number(token) for token in tokenize(formula) if is_number(token))
         value = evaluate(formula)
     except ToolError as error:
         return f"{formula} cannot be worked out: {error}"

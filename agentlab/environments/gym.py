@@ -8,11 +8,14 @@ from typing import Any
 
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.errors import ConfigError, nearest
+from agentlab.numerals import last_integer, numerals, only_number
 from agentlab.types import EnvStepResult, Task
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 HIGHLIGHT = re.compile(r"\x1b\[4\dm(.)")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
+SEPARATOR = re.compile(r"[\s,;\[\]()]+")
+MAX_NUMBER = 1e300
+"""Nothing larger is an action: it would not be a finite float."""
 SHOWN_NUMBERS = 64
 """Numbers of an array that are told; of a longer one this many and its shape."""
 
@@ -169,8 +172,8 @@ def plain(drawing: Any) -> str:
 def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     """The action that a text names last.
 
-    A discrete space takes one of `names`, or a whole number; a space of arrays takes a JSON list or
-    as many numbers as it has places; a space of text takes the text.
+    A discrete space takes one of `names`, or a whole number; a space of arrays takes the last list in brackets,
+    or as many numbers as it has places; a space of text takes the text. Numbers are read as by `rewards.same_number`.
 
     Raises:
         NotAnAction: there is none, or it is not in the space.
@@ -183,16 +186,44 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     if kind not in ("Box", "MultiDiscrete", "MultiBinary"):
         raise ConfigError(f"Actions of {space} cannot be read from text. Give act=, a function from text to an action.")
     size = int(space.sample().size)
-    numbers = [float(number) for number in NUMBER.findall(text)][-size:]
+    numbers = listed_numbers(text, size)
+    action = None if numbers is None else _array(numbers, space)
+    if action is None:
+        raise NotAnAction(
+            f"{text[:40]!r} is no action. Answer with {size} numbers in {space}, e.g. {json.dumps([0] * size)}."
+        )
+    return action
+
+
+def listed_numbers(text: str, size: int) -> list[float] | None:
+    """As many numbers as wanted: the last list in brackets, or else the last of the text; None if there are not."""
+    inside = _last_brackets(text)
+    found = [only_number(part) for part in SEPARATOR.split(text if inside is None else inside) if part]
+    if inside is None and (len(found) != size or None in found):
+        found = [number.value for number in numerals(text)][-size:]
+    numbers = [float(number) for number in found if number is not None and abs(number) < MAX_NUMBER]
+    return numbers if len(numbers) == len(found) == size else None
+
+
+def _last_brackets(text: str) -> str | None:
+    """What stands in the last brackets with a digit in them, the outermost of those in each other; None if none do."""
+    end, depth = text.rfind("]"), 0
+    for begin in range(end, -1, -1):
+        depth += (text[begin] == "]") - (text[begin] == "[")
+        if depth == 0:
+            return text[begin + 1 : end] if re.search(r"\d", text[begin:end]) else None
+    return None
+
+
+def _array(numbers: Sequence[float], space: Any) -> Any:
+    """The numbers as an action of the space; None where one has no room in it, or would have to be rounded."""
     import numpy as np
 
-    if len(numbers) == size:
-        action = np.asarray(numbers, dtype=space.dtype).reshape(space.shape)
-        if space.contains(action):
-            return action
-    raise NotAnAction(
-        f"{text[:40]!r} is no action. Answer with {size} numbers in {space}, e.g. {json.dumps([0] * size)}."
-    )
+    exact = np.asarray(numbers).reshape(space.shape)
+    with np.errstate(all="ignore"):
+        action = exact.astype(space.dtype)
+    kept = np.isfinite(action).all() and (action.dtype.kind == "f" or np.array_equal(action, exact))
+    return action if kept and space.contains(action) else None
 
 
 def _discrete(text: str, space: Any, names: Sequence[str]) -> int:
@@ -203,8 +234,7 @@ def _discrete(text: str, space: Any, names: Sequence[str]) -> int:
         )
         if found:
             return start + names.index(found[-1])
-    numbers = NUMBER.findall(text)
-    whole = int(numbers[-1]) if numbers and re.fullmatch(r"-?\d{1,18}", numbers[-1]) else None
+    whole = last_integer(text)
     if whole is not None and start <= whole < start + count:
         return whole
     wanted = ", ".join(names) if names else f"a number from {start} to {start + count - 1}"

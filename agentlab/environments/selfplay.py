@@ -11,6 +11,7 @@ from agentlab.concurrency import Bell
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.place import Place, current_place
 from agentlab.errors import ConfigError, EnvironmentError_
+from agentlab.numerals import only_number
 from agentlab.types import EnvStepResult, Task, check_kwargs
 
 
@@ -218,9 +219,9 @@ class Nim(TwoPlayerGame):
 
     def play(self, player: int, action: Any) -> Move:
         said = str(getattr(action, "value", action)).strip()
-        wanted = int(said) if said.isdecimal() and len(said) < 4 else 0
-        legal = 1 <= wanted <= min(self.most, self.stones)
-        taken = wanted if legal else 1
+        wanted = only_number(said)
+        legal = wanted in range(1, min(self.most, self.stones) + 1)
+        taken = int(wanted) if legal and wanted else 1
         self.stones -= taken
         self.to_move = 1 - player
         rewards = [0.0, 0.0]

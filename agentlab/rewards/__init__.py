@@ -1,5 +1,6 @@
 """Reward functions: `reward_fn(task, answer) -> float | Reward`, sync or async, never silently 0."""
 
+from agentlab.rewards.algebra import math_equal
 from agentlab.rewards.answers import exact, numeric, same_number
 from agentlab.rewards.code import code_tests
 from agentlab.rewards.judge import endpoint, judge, judged_by
@@ -20,6 +21,7 @@ __all__ = [
     "inside",
     "judge",
     "judged_by",
+    "math_equal",
     "numeric",
     "regex",
     "same_number",

@@ -1,18 +1,13 @@
 """Rewards that compare the final text with `task.data["answer"]`."""
 
 import math
-import re
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any
 
 from agentlab.errors import ConfigError, RewardError
+from agentlab.numerals import last_number, only_number
 from agentlab.rewards.score import RewardFn
 from agentlab.types import Task
-
-NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\d])")
-"""A decimal number, perhaps with a sign, thousands separators or a fraction."""
-DECIMAL = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\d])")
-"""The same, perhaps with an exponent."""
 
 
 def exact(task: Task, answer: str) -> float:
@@ -27,25 +22,22 @@ def exact(task: Task, answer: str) -> float:
 def same_number(task: Task, answer: str) -> float:
     """1 where the last number in the answer equals `task.data["answer"]`; else 0.
 
-    1,234.50 equals 1234.5. An answer without a number earns 0.
+    Numbers are compared exactly and by value, however they are written: 1,234.50, 1 234.5 and `1{,}234.5` are
+    equal; so are 0.75, 3/4 and `\\frac{3}{4}`, and 1000, 1e3 and 1×10^3; −5 and -$5 are below 0. A unit or a
+    percent sign is not part of the number: 50% is 50. A fragment is no number: where the last thing with
+    digits in it is an expression (10-7, 2π), a range, a date, a time, or may be read in two ways (1,23), the
+    answer has no number and earns 0. Names with digits in them (x1, GPT-4) are passed over.
 
     Raises:
         RewardError: the task has no answer, or it is not a number.
     """
-    wanted = expected(task)
-    try:
-        number = Decimal(str(wanted).strip().replace(",", ""))
-    except InvalidOperation:
-        number = Decimal("nan")
-    if not number.is_finite():
-        raise RewardError(f'same_number needs a number as task.data["answer"], task {task.id!r} has {wanted!r:.80}.')
-    return float(last_number(answer) == number)
+    return float(last_number(answer) == _wanted(task, "same_number"))
 
 
 def numeric(*, relative: float = 1e-6, absolute: float = 0.0) -> RewardFn:
     """A reward function: 1 where the last number in the answer is near `task.data["answer"]`; else 0.
 
-    Numbers may have thousands separators, a fraction and an exponent. An answer without one earns 0.
+    Numbers are read as `same_number` reads them. An answer without one earns 0.
 
     Args:
         relative: Largest deviation as a share of the right number.
@@ -59,24 +51,13 @@ def numeric(*, relative: float = 1e-6, absolute: float = 0.0) -> RewardFn:
             raise ConfigError(f"{name} must be at least 0 and finite, got {value!r}.")
 
     def near(task: Task, answer: str) -> float:
-        wanted = expected(task)
-        try:
-            number = float(str(wanted).strip().replace(",", ""))
-        except ValueError:
-            number = math.nan
+        number, answered = _as_float(_wanted(task, "numeric")), last_number(answer)
         if not math.isfinite(number):
-            raise RewardError(f'numeric needs a number as task.data["answer"], task {task.id!r} has {wanted!r:.80}.')
-        found = DECIMAL.findall(answer)
-        said = float(found[-1].replace(",", "")) if found else math.nan
-        return float(abs(said - number) <= max(relative * abs(number), absolute))
+            raise RewardError(f"numeric needs a number below 1e308, task {task.id!r} has a larger one.")
+        deviation = math.inf if answered is None else abs(_as_float(answered) - number)
+        return float(deviation <= max(relative * abs(number), absolute))
 
     return near
-
-
-def last_number(text: str) -> Decimal | None:
-    """The last decimal number in a text; None if there is none."""
-    found = NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
 
 
 def expected(task: Task) -> Any:
@@ -89,3 +70,18 @@ def expected(task: Task) -> Any:
     if answer is None:
         raise RewardError(f'Task {task.id!r} must have data["answer"] for this reward, it has {sorted(task.data)}.')
     return answer
+
+
+def _wanted(task: Task, reward: str) -> Fraction:
+    wanted = expected(task)
+    number = only_number(str(wanted))
+    if number is None:
+        raise RewardError(f'{reward} needs a number as task.data["answer"], task {task.id!r} has {wanted!r:.80}.')
+    return number
+
+
+def _as_float(number: Fraction) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

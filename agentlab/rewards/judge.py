@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import re
 import urllib.error
 import urllib.request
@@ -12,14 +11,15 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 from agentlab.errors import ConfigError, RewardError
+from agentlab.numerals import last_number, numerals
 from agentlab.rewards.score import LoopReward
 from agentlab.types import Message, Task, checked_option
 
 Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[str]]
 """Asks a language model: messages in, its answer out."""
 
-GRADE = re.compile(r"grade\W{0,8}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+GRADE = re.compile(r"grade(?=\W{0,8}\d)", re.IGNORECASE)
+OUT_OF = r"\W{0,4}(?:/|\b(?:out )?of\b)\s*"
 MAX_ANSWER_CHARS = 1_000_000
 
 _ask: ContextVar[Ask | None] = ContextVar("agentlab_judge", default=None)
@@ -96,10 +96,19 @@ def judge_messages(task: Task, answer: str, criterion: str, scale: int) -> list[
 
 
 def read_grade(said: str, scale: int) -> float | None:
-    """The grade that a judgement ends with; None where there is none in the scale."""
-    found = GRADE.findall(said) or NUMBER.findall(said)
-    grade = float(found[-1]) if found else math.nan
-    return grade if 0 <= grade <= scale else None
+    """The grade that a judgement ends with; None where there is none in the scale.
+
+    "8/10" and "8 out of 10" are 8 where the scale is 10; out of another scale there is no grade.
+    """
+    said = re.sub(rf"(?<=\d){OUT_OF}{scale}(?![\w/]|[.,]\d)", " ", said, flags=re.IGNORECASE)
+    *before, after = GRADE.split(said)
+    if before:
+        grade = next((number.value for number in numerals(after)), None)
+        other_scale = re.match(rf"\W{{0,8}}[\d.,]{{1,8}}{OUT_OF}\d", after)
+    else:
+        grade = last_number(said)
+        other_scale = re.search(rf"\d{OUT_OF}[\d.,]+\W*$", said[-80:])
+    return float(grade) if grade is not None and not other_scale and 0 <= grade <= scale else None
 
 
 def endpoint(

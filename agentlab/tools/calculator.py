@@ -4,14 +4,21 @@ import re
 from fractions import Fraction
 
 from agentlab.errors import ToolError
+from agentlab.numerals import LITERAL, MINUS_SIGNS, SEPARATORS, SLASHES, SPACES, TIMES_SIGNS, literal_value
 from agentlab.tools.base import Tool
 
 MAX_CHARS = 200
 MAX_BITS = 1024
 """Most bits a numerator or denominator may have, so that no expression takes long."""
 
-TOKEN = re.compile(r"\s*(?:(\d+(?:,\d{3})*(?:\.\d*)?|\.\d+)|(\*\*|//|[-+*/%^()]))")
-SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
+TOKEN = re.compile(rf"\s*(?:({LITERAL})|(\*\*|//|[-+*/%^()]))", re.ASCII)
+SPELLINGS = str.maketrans(
+    dict.fromkeys(MINUS_SIGNS, "-")
+    | dict.fromkeys(TIMES_SIGNS, "*")
+    | dict.fromkeys(SLASHES + "÷", "/")
+    | dict.fromkeys(SPACES, " ")
+    | {"[": "(", "]": ")"}
+)
 BINARY = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "**": 4, "^": 4}
 SIGN = 3
 """How strongly a sign binds: -2 ** 2 is -(2 ** 2)."""
@@ -67,7 +74,7 @@ def tokenize(expression: str) -> list[str]:
                 f"Cannot read {text[begin:].strip()[:20]!r} in {expression!r}. "
                 "Use numbers, + - * / // % ** and parentheses only."
             )
-        tokens.append((found.group(1) or found.group(2)).replace(",", ""))
+        tokens.append(found[1].translate(SEPARATORS) if found[1] else found[2])
         begin = found.end()
     return tokens
 
@@ -95,9 +102,26 @@ def _parse_operand(tokens: list[str], begin: int) -> tuple[Fraction, int]:
         if end >= len(tokens) or tokens[end] != ")":
             raise ToolError("A closing parenthesis is missing.")
         return value, end + 1
-    if token[0].isdigit() or token[0] == ".":
-        return _bounded(Fraction(token.rstrip(".") or "0")), begin + 1
+    if is_number(token):
+        return number(token), begin + 1
     raise ToolError(f"Unexpected {token!r} where a number is needed.")
+
+
+def is_number(token: str) -> bool:
+    """Whether a token is a number, not an operator or a parenthesis."""
+    return token[0].isdecimal() or token[0] == "."
+
+
+def number(token: str) -> Fraction:
+    """The value of a token that is a number.
+
+    Raises:
+        ToolError: it is too large.
+    """
+    try:
+        return _bounded(literal_value(token))
+    except OverflowError as error:
+        raise _too_large() from error
 
 
 def _apply(operator: str, left: Fraction, right: Fraction) -> Fraction:

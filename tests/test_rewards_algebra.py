@@ -1,0 +1,133 @@
+"""Answers in LaTeX, compared as mathematics: on any thread, within a time, and never a fragment."""
+
+import importlib.util
+import threading
+import time
+
+import pytest
+
+from agentlab.agents import ModelAgent
+from agentlab.environments import TaskEnvironment
+from agentlab.errors import ConfigError, RewardError
+from agentlab.inference import ScriptedEngine
+from agentlab.rewards import math_equal
+from agentlab.rewards.algebra import math_in
+from agentlab.rollout import RolloutConfig, evaluate
+from agentlab.types import Task
+
+pytest.importorskip("math_verify")
+
+
+@pytest.fixture(scope="module")
+def equal():
+    return math_equal(timeout_s=60.0)
+
+
+def task(answer):
+    return Task("t", "?", {"answer": answer})
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "reward"),
+    [
+        (r"\frac{1}{2}", "0.5", 1),
+        (r"$\frac{1}{2}$", r"So it is \boxed{\dfrac12}.", 1),
+        ("0.75", "3/4", 1),
+        (1000, "$1e3$", 1),
+        ("1234567", "$1 234 567$", 1),
+        ("567", "1 234 567", 0),
+        ("x^2-1", r"\boxed{(x-1)(x+1)}", 1),
+        ("x^2-1", r"\boxed{(x-1)(x-1)}", 0),
+        (r"2\sqrt{3}", r"The answer is \(\sqrt{12}\).", 1),
+        (r"2\sqrt{3}", r"Thus x = 2\sqrt{3}.", 1),
+        ("2", r"2\sqrt3", 0),
+        ("2", r"$2\pi$", 0),
+        (r"\{1,2\}", r"$\{2, 1\}$", 1),
+        ("(1,2)", "$(2,1)$", 0),
+        ("5", "$x = 5$", 1),
+        ("5", "−5", 0),
+        ("-5", "$−5$", 1),
+        ("3/4", "4", 0),
+        (r"\sqrt{2}", "1.41421356", 1),
+        (r"\sqrt{2}", "1.42", 0),
+        (r"\text{blue}", r"\boxed{\text{blue}}", 1),
+        ("6", "It costs $5 and then $6", 1),
+        ("5", "no idea", 0),
+        ("5", r"\boxed{", 0),
+        ("5", r"\boxed{}", 0),
+        ("5", r"\boxed{\frac{5}{}", 0),
+        ("5", "", 0),
+        ("7", r"First \boxed{6}, no, \boxed{7}: $6$", 1),
+    ],
+)
+def test_answers_are_compared_as_mathematics(equal, right, answer, reward):
+    assert equal(task(right), answer) == reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "inside"),
+    [
+        (r"$1$ then \boxed{\frac{1}{2}} so $3$", r"\frac{1}{2}"),
+        ("$1$ then $$2$$", "2"),
+        (r"\(1\) then \[ 2 \]", "2"),
+        (r"\[1\] then $2$", "2"),
+        ("$5 and $6 is x+1", "x+1"),
+        (" x + 1. ", "x + 1"),
+        ("words only", ""),
+    ],
+)
+def test_the_last_delimited_expression_is_what_an_answer_gives(answer, inside):
+    assert math_in(answer) == inside
+
+
+def test_a_comparison_that_takes_too_long_is_an_error_and_the_next_one_works():
+    equal = math_equal(timeout_s=2.0, processes=1)
+    assert equal(task("x+1"), "$1+x$") == 1.0
+    started = time.monotonic()
+    with pytest.raises(RewardError, match="longer than timeout_s=2"):
+        equal(task("5"), "$9^{9^{9^{9}}}$")
+    assert time.monotonic() - started < 30
+    assert equal(task("x+1"), "$1+x$") == 1.0
+
+
+def test_many_threads_may_ask_at_once(equal):
+    rewards = {}
+
+    def ask(number):
+        rewards[number] = equal(task(f"x+{number}"), f"${number - number % 2}+x$")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rewards == {number: float(number % 2 == 0) for number in range(16)}
+
+
+def test_it_rewards_episodes_of_a_rollout(equal):
+    result = evaluate(
+        ScriptedEngine(r"It is $\frac{2}{4}$."),
+        [{"prompt": "?", "answer": r"\frac{1}{2}"}] * 4,
+        agent_class=ModelAgent,
+        env_class=TaskEnvironment,
+        env_kwargs={"reward_fn": equal},
+        config=RolloutConfig(max_concurrency=4, reward_timeout_s=120.0, step_timeout_s=120.0),
+    )
+    assert result.success == 1.0
+
+
+def test_a_right_answer_that_is_no_expression_is_an_error_not_a_zero(equal):
+    with pytest.raises(RewardError, match=r'must have data\["answer"\]'):
+        equal(Task("t", "?"), "1")
+    with pytest.raises(RewardError, match="needs an expression"):
+        equal(task(r"\frac{1}{"), "$x$")
+
+
+def test_impossible_options_and_a_missing_library_are_told_when_the_reward_is_made(monkeypatch):
+    with pytest.raises(ConfigError, match="timeout_s must be above 0"):
+        math_equal(timeout_s=0.0)
+    with pytest.raises(ConfigError, match="processes must be at least 1"):
+        math_equal(processes=0)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"agentlab\[math\]"):
+        math_equal()
