@@ -145,8 +145,7 @@ class JaxEngine(Engine):
             "stop_token_ids": stop_token_ids(model, tokenizer),
         }
         kernel = kernel_for(attention, model, devices)
-        self.tokenizer = model.tokenizer
-        self.max_context = tokens_per_slot
+        self.tokenizer, self.max_context = model.tokenizer, tokens_per_slot
         self._runner = Runner(model, kernel=kernel, mesh=mesh, **sizes)
         self._scheduler = Scheduler(tokenizer=tokenizer, **sizes)
         self._dispatch_ns = int(dispatch_s * 1e9)
@@ -238,6 +237,10 @@ class JaxEngine(Engine):
     def release(self, session: str) -> None:
         """See `Engine.release`."""
         self._inbox.put(Released(session))
+
+    def prepared_s(self) -> float:
+        """See `Engine.prepared_s`: the time of compilations."""
+        return self._runner.preparing.seconds()
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`. As of the last dispatch."""
