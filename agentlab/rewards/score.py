@@ -4,12 +4,13 @@ import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentlab.concurrency import as_error
-from agentlab.errors import ConfigError, RewardError
+from agentlab.errors import ConfigError, EpisodeError, RewardError
 from agentlab.files import shown
 from agentlab.types import Task
 
@@ -52,9 +53,10 @@ def as_reward(value: Any, source: str = "the reward function") -> Reward:
     Raises:
         RewardError: it is missing, a bool, text, NaN, infinite, beyond `LARGEST_REWARD` or otherwise no number.
     """
-    if isinstance(value, Reward):
-        return Reward(finite(value.value, source), as_parts(value.parts, source))
-    return Reward(finite(value, source))
+    with _reading(source):
+        if isinstance(value, Reward):
+            return Reward(finite(value.value, source), as_parts(value.parts, source))
+        return Reward(finite(value, source))
 
 
 def as_parts(parts: Any, source: str) -> dict[str, float]:
@@ -63,10 +65,11 @@ def as_parts(parts: Any, source: str) -> dict[str, float]:
     Raises:
         RewardError: they are no mapping, or one of them is no reward.
     """
-    if not isinstance(parts, Mapping):
-        raise RewardError(f"The parts of the reward of {source} must be numbers by name, got {shown(parts):.80}.")
-    named = ((shown(name, str), part) for name, part in parts.items())
-    return {name: finite(part, f"part {name!r} of {source}") for name, part in named}
+    with _reading(source):
+        if not isinstance(parts, Mapping):
+            raise RewardError(f"The parts of the reward of {source} must be numbers by name, got {shown(parts):.80}.")
+        named = [(shown(name, str), part) for name, part in parts.items()]
+        return {name: finite(part, f"part {name!r} of {source}") for name, part in named}
 
 
 def finite(value: Any, source: str) -> float:
@@ -82,23 +85,8 @@ def finite(value: Any, source: str) -> float:
     Raises:
         RewardError: it is not a finite real number, or beyond `LARGEST_REWARD`.
     """
-    if inspect.isawaitable(value):
-        raise RewardError(f"The reward of {source} was never awaited: return `await ...`, or declare it `async def`.")
-    if value is None:
-        raise RewardError(f"The reward of {source} must be a finite number, got None. Is a `return` missing?")
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
-        raise RewardError(f"The reward of {source} must be a number, got {value}. Return float(...) of it.")
-    if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
-        raise RewardError(
-            f"The reward of {source} must be a finite number, got {type(value).__name__}: {shown(value):.80}."
-        )
-    if getattr(value, "ndim", 0):
-        raise RewardError(f"The reward of {source} must be one number, got an array: {shown(value):.80}.")
-    try:
-        number = float(value)
-    except Exception as error:  # of whatever class a user's number is
-        why = shown(error, str)
-        raise RewardError(f"The reward of {source} must be one number, got {shown(value):.80} ({why}).") from error
+    with _reading(source):
+        number = _number(value, source)
     if not math.isfinite(number):
         raise RewardError(f"The reward of {source} must be finite, got {number}. Check its logarithms and divisions.")
     if abs(number) > LARGEST_REWARD:
@@ -107,6 +95,37 @@ def finite(value: Any, source: str) -> float:
             "spreads of a group cannot be computed. Scale it down, or clip it."
         )
     return number
+
+
+def _number(value: Any, source: str) -> float:
+    if inspect.isawaitable(value):
+        raise RewardError(f"The reward of {source} was never awaited: return `await ...`, or declare it `async def`.")
+    if value is None:
+        raise RewardError(f"The reward of {source} must be a finite number, got None. Is a `return` missing?")
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        raise RewardError(f"The reward of {source} must be a number, got {value}. Return float(...) of it.")
+    if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
+        kind = type(value).__name__
+        raise RewardError(f"The reward of {source} must be a finite number, got {kind}: {shown(value):.80}.")
+    if getattr(value, "ndim", 0):
+        raise RewardError(f"The reward of {source} must be one number, got an array: {shown(value):.80}.")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RewardError(f"The reward of {source} must be one number, got {shown(value):.80} ({error}).") from error
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Whatever a value raises when it is looked at becomes a RewardError."""
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except Exception as error:  # of a class of a user's own
+        raise RewardError(
+            f"The reward of {source} cannot be read: {type(error).__name__}: {shown(error, str)}"
+        ) from error
 
 
 def combine(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:

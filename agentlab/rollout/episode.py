@@ -64,6 +64,10 @@ MOST_HELD_S = 0.25
 """Seconds that an agent's plain method may hold the loop before a person is told."""
 
 
+MADE_BY_BASE = ("messages", "_turn_begin")
+"""Attributes of an agent that it lacks where its class forgot `super().__init__()`."""
+
+
 class EpisodeFailed(Exception):
     """Ends an episode; carries what the trajectory will say about it."""
 
@@ -278,8 +282,7 @@ class Episode:
 
     def _hint(self, error: BaseException) -> str:
         """What to do where an agent lacks what its base class would have made."""
-        lacks = isinstance(error, AttributeError) and error.name in ("messages", "_turn_begin")
-        if not lacks or error.obj is not self._agent:
+        if not isinstance(error, AttributeError) or error.obj is not self._agent or error.name not in MADE_BY_BASE:
             return ""
         return f". Call super().__init__() in the __init__ of {type(self._agent).__name__}."
 
