@@ -1,11 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and text that they can hold."""
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from agentlab.errors import ConfigError
 
@@ -13,9 +13,9 @@ from agentlab.errors import ConfigError
 def write_atomically(path: str | Path, content: str | bytes) -> Path:
     """Write a file through a temporary one beside it, so that a reader never sees half of it.
 
-    See `open_atomically`.
+    Text is written in UTF-8, `escaped`. See `open_atomically`.
     """
-    data = content.encode("utf-8", errors="surrogatepass") if isinstance(content, str) else content
+    data = escaped(content).encode() if isinstance(content, str) else content
     target = target_of(path)
     with open_atomically(target) as file:
         file.write(data)
@@ -50,3 +50,19 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except BaseException:  # an interrupt, too, must leave nothing behind
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def escaped(text: str) -> str:
+    """The text with what no encoding has, halves of surrogate pairs, spelled out: backslash, "ud800".
+
+    A model can write one in valid JSON; files, pages and messages to a browser cannot hold it.
+    """
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")
+
+
+def shown(value: Any, show: Callable[[Any], str] = repr) -> str:
+    """What `repr` (or `str`, or another) shows of a value, `escaped`; where that raises, its type and the error's."""
+    try:
+        return escaped(show(value))
+    except (Exception, SystemExit) as error:  # user code: what it cannot show must not keep the rest from being shown
+        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"

@@ -249,14 +249,14 @@ class Run:
         self._listeners: list[Callable[[RunSnapshot], None]] = []
         self._error: BaseException | None = None
         self.tokenizer: Any = None
-        """The model's, which turns token ids into text; None before the engine is built."""
+        """A private copy of the model's, which turns token ids into text; None before the engine is built."""
         self._ended = False
 
         async def main() -> None:
             try:
                 gc.collect()  # what earlier runs left in cycles, before a run sets aside what exists (calm_collector)
                 self._session = Session(name, build(), tasks, steps)
-                self.tokenizer = self._session.parts.engine.tokenizer
+                self.tokenizer = self._session.parts.orchestrator.chat.tokenizer
                 self._session.listeners = self._listeners
                 await first_error(self._session.main)
             except BaseException as error:  # kept for wait(), which raises it on the main thread

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentlab.chat.owned import OwnTokenizer
 from agentlab.errors import ConfigError, nearest
 from agentlab.types import Message
 
@@ -68,11 +69,12 @@ class ChatFormat:
     messages, one without a system role gets its text at the beginning of the first user message (see
     `template_messages`).
 
-    Holds no state but its caches, so any thread may use it.
+    Holds no state but its caches and a copy of the tokenizer as it was, so any thread may use it, whatever
+    others do with theirs.
 
     Args:
         tokenizer: Any `transformers` tokenizer with a chat template, or anything with its `encode`,
-            `decode` and `apply_chat_template`.
+            `decode` and `apply_chat_template`. It is copied; an `OwnTokenizer` is shared.
         tool_role: The role under which tool results are rendered. By default "tool" where the
             template names that role, else "user".
         template_options: Further variables of the template, e.g. {"enable_thinking": False}.
@@ -85,7 +87,8 @@ class ChatFormat:
     def __init__(
         self, tokenizer: Any, *, tool_role: str | None = None, template_options: Mapping[str, Any] | None = None
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = self._tokenizer = tokenizer = OwnTokenizer(tokenizer)
+        """A private copy, which cannot be changed."""
         self._options = dict(template_options or {})
         self._check_options()
         self._specials = special_tokens(tokenizer)
@@ -259,9 +262,7 @@ class ChatFormat:
 
     def _apply(self, messages: list[Message], *, prompt: bool = True) -> str:
         try:
-            return self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=prompt, **self._options
-            )
+            return self._tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, **self._options)
         except Exception as error:  # a template may raise anything; the reader needs to know what it refused
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ConfigError(

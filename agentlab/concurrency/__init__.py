@@ -3,7 +3,17 @@
 from agentlab.concurrency.ahead import ahead
 from agentlab.concurrency.bell import Bell
 from agentlab.concurrency.collector import calm_collector
-from agentlab.concurrency.crossings import BEAT_S, Closed, Inbox, Reply, as_error, first_error, post, run_thread
+from agentlab.concurrency.crossings import (
+    BEAT_S,
+    Closed,
+    Inbox,
+    Reply,
+    as_error,
+    first_error,
+    is_interrupt,
+    post,
+    run_thread,
+)
 from agentlab.concurrency.limited import GivenUp, LimitedCalls
 from agentlab.concurrency.loop import LoopThread
 from agentlab.concurrency.pool import WorkerCall, WorkerPool
@@ -25,6 +35,7 @@ __all__ = [
     "as_error",
     "calm_collector",
     "first_error",
+    "is_interrupt",
     "post",
     "run_thread",
     "run_virtual",

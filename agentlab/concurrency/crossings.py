@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
+from agentlab.files import shown
+
 T = TypeVar("T")
 BEAT_S = 0.1
 """Slice of every wait on the main thread, so that an interrupt acts at once."""
@@ -107,13 +109,17 @@ def post(loop: asyncio.AbstractEventLoop, fn: Callable[..., Any], *args: Any) ->
 
 
 def as_error(raised: BaseException) -> BaseException:
-    """What user code raised, as something that cannot be taken for our own cancellation or exit."""
-    control = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
-    if not isinstance(raised, control):
+    """What user code raised, as something that cannot be taken for our own cancellation, interrupt or exit."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration | StopAsyncIteration):
         return raised
-    error = RuntimeError(f"{type(raised).__name__} was raised by user code: {raised}")
+    error = RuntimeError(f"{type(raised).__name__} was raised by user code: {shown(raised, str)}")
     error.__cause__ = raised
     return error
+
+
+def is_interrupt(raised: BaseException) -> bool:
+    """Whether a person may have pressed a key: Python tells the main thread alone of that."""
+    return isinstance(raised, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 async def first_error(main: Callable[[], Awaitable[T]]) -> T:

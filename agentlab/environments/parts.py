@@ -3,8 +3,10 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from agentlab.errors import ConfigError, nearest
+from agentlab.files import shown
 from agentlab.tracing import span
 
 StepPart = Literal["tool", "reward"]
@@ -23,7 +25,13 @@ def part(kind: StepPart, name: str) -> Iterator[None]:
     Args:
         kind: Which deadline holds: `tool_timeout_s` or `reward_timeout_s`.
         name: Of the tool or reward function, for traces and messages.
+
+    Raises:
+        ConfigError: there is no such kind of part.
     """
+    if kind not in get_args(StepPart):
+        raise ConfigError(f"There is no part of a step of the kind {kind!r}.{nearest(str(kind), get_args(StepPart))}")
+    name = shown(name, str)
     watch = _watch.get()
     end = None if watch is None else watch(kind, name)
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentlab.environments.parts import part
 from agentlab.errors import EnvironmentError_, EpisodeError, RewardError
+from agentlab.files import shown
 from agentlab.rewards import LoopReward, Reward, RewardFn, as_reward
 from agentlab.types import Task
 
@@ -39,8 +40,8 @@ def _reward_errors(name: str) -> Iterator[None]:
         yield
     except EpisodeError:
         raise
-    except Exception as error:  # user code: whatever it raises, the reward is missing
-        raise RewardError(f"{name} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # user code: whatever it raises, the reward is missing
+        raise RewardError(f"{name} raised {type(error).__name__}: {shown(error, str)}") from error
 
 
 def resolved(value: Any) -> Any:

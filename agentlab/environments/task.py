@@ -8,6 +8,7 @@ from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.parts import part
 from agentlab.environments.scoring import resolved, score
 from agentlab.errors import AgentError, ConfigError, ToolError, nearest
+from agentlab.files import shown
 from agentlab.rewards import Reward, RewardFn
 from agentlab.tools import Tool, as_text, as_tools, check_arguments, specs_of
 from agentlab.types import EnvStepResult, Task, ToolCall, ToolResult
@@ -120,9 +121,10 @@ class ToolEnvironment(BaseTaskEnv):
             text, failed = self._call(call), False
         except ToolError as error:
             text, failed = f"Error: {error}", True
-        except Exception as error:  # user code: the model reads what went wrong, as it would elsewhere
-            text, failed = f"Error: {type(error).__name__}: {error}", True
-            errors.append(f"{call.name}: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # user code: the model reads what went wrong, as it would elsewhere
+            told = f"{type(error).__name__}: {shown(error, str)}"
+            text, failed = f"Error: {told}", True
+            errors.append(f"{call.name}: {told}")
         return ToolResult(call.name, self._cut(text), failed, time.perf_counter() - start)
 
     def _call(self, call: ToolCall) -> str:

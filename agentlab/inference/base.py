@@ -42,6 +42,11 @@ class Engine(abc.ABC):
     def release(self, session: str) -> None:
         """The conversation is over: what is cached for it alone may go."""
 
+    def prepared_s(self) -> float:
+        """Seconds so far, those of now included, in which the engine was busy with itself: it compiled programs, or
+        a server started. Requests wait meanwhile, and this is no fault of theirs: it counts against no deadline."""
+        return 0.0
+
     @abc.abstractmethod
     def stats(self) -> EngineStats:
         """Counters, as one frozen record."""

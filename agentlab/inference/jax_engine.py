@@ -10,7 +10,7 @@ import anyio
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from agentlab.chat import ChatFormat
+from agentlab.chat import ChatFormat, OwnTokenizer
 from agentlab.concurrency import Closed, Inbox, Reply, run_thread
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.base import Engine
@@ -136,18 +136,18 @@ class JaxEngine(Engine):
         num_slots = self.plan.num_slots
         shapes = shapes or default_shapes(num_slots, tokens_per_slot, prefill_chunk)
         shapes.check(num_slots, tokens_per_slot)
+        tokenizer = OwnTokenizer(model.tokenizer)
         sizes: dict[str, Any] = {
             "num_slots": num_slots,
             "tokens_per_slot": tokens_per_slot,
             "shapes": shapes,
             "max_dispatch": min(max_dispatch, tokens_per_slot),
-            "stop_token_ids": stop_token_ids(model),
+            "stop_token_ids": stop_token_ids(model, tokenizer),
         }
         kernel = kernel_for(attention, model, devices)
-        self.tokenizer = model.tokenizer
-        self.max_context = tokens_per_slot
+        self.tokenizer, self.max_context = model.tokenizer, tokens_per_slot
         self._runner = Runner(model, kernel=kernel, mesh=mesh, **sizes)
-        self._scheduler = Scheduler(tokenizer=model.tokenizer, **sizes)
+        self._scheduler = Scheduler(tokenizer=tokenizer, **sizes)
         self._dispatch_ns = int(dispatch_s * 1e9)
         self._recompute = recompute_on_update
         self._warm_up_first = warm_up
@@ -237,6 +237,10 @@ class JaxEngine(Engine):
     def release(self, session: str) -> None:
         """See `Engine.release`."""
         self._inbox.put(Released(session))
+
+    def prepared_s(self) -> float:
+        """See `Engine.prepared_s`: the time of compilations."""
+        return self._runner.preparing.seconds()
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`. As of the last dispatch."""
@@ -453,9 +457,8 @@ def kernel_for(attention: str, model: Model, devices: Sequence[Any]) -> Kernel:
     return "pallas" if attention == "auto" and on_tpu and suits else "xla"
 
 
-def stop_token_ids(model: Model) -> tuple[int, ...]:
+def stop_token_ids(model: Model, tokenizer: OwnTokenizer) -> tuple[int, ...]:
     """The tokens that end a turn of this model, by its config and its tokenizer."""
-    tokenizer = model.tokenizer
     ids = set(model.config.eos_token_ids)
     if getattr(tokenizer, "chat_template", None):
         ids.update(ChatFormat(tokenizer).stop_token_ids)

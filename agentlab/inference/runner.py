@@ -15,6 +15,7 @@ from agentlab.errors import ConfigError
 from agentlab.inference import programs
 from agentlab.inference.attention import kernel_length
 from agentlab.inference.cache import Cache, Kernel, abstract_cache, empty_cache
+from agentlab.inference.preparing import Preparing
 from agentlab.inference.programs import DecodeRows, PrefillRows
 from agentlab.inference.sampling import SamplingRows
 from agentlab.inference.scheduler import Chunk, Copy, Generation, Plan
@@ -85,6 +86,8 @@ class Runner:
         """Programs that were compiled ahead or called."""
         self._compiled = ""
         """The program that the last call compiled; empty if it was compiled already."""
+        self.preparing = Preparing()
+        """Runs while programs are compiled."""
         self.warm = False
         """Whether all declared programs have been compiled."""
         self.num_compiled = 0
@@ -278,7 +281,7 @@ class Runner:
     def _compile(self, declared: list[tuple[Program, Callable[[], Lowered]]]) -> Iterator[Program]:
         """Compile programs, some at once, and what makes the pasts of those that have one."""
         jobs = [functools.partial(_compile_one, *one) for one in declared]
-        with ahead(jobs, name="agentlab-compile") as compiled:
+        with self.preparing, ahead(jobs, name="agentlab-compile") as compiled:
             for (program, _), _ in zip(declared, compiled, strict=True):
                 if program[0] == "decode" and not self._in_place(program[1]):
                     self._empty_cache(*program[1:])
@@ -365,8 +368,17 @@ class Runner:
     def _watched(self, *program: Any) -> Iterator[None]:
         """Notice when a program is compiled in the body, and count the dispatch."""
         traces: list[bool] = []
-        with _on_trace(lambda: traces.append(True)):
-            yield
+
+        def begin() -> None:
+            traces.append(True)
+            self.preparing.begin()
+
+        try:
+            with _on_trace(begin):
+                yield
+        finally:
+            if traces:
+                self.preparing.end()
         if traces:
             trim_memory()
             self._compiled = " ".join(map(str, program))

@@ -138,7 +138,8 @@ class ScriptedEngine(Engine):
         self._death: Reply[None] | None = None
         self._error: BaseException | None = None
         self._cached: dict[str, tuple[int, ...]] = {}
-        self._end_ids = frozenset(ChatFormat(self.tokenizer).stop_token_ids)
+        chat = ChatFormat(self.tokenizer)
+        self._own_tokenizer, self._end_ids = chat.tokenizer, frozenset(chat.stop_token_ids)
         self._stats = EngineStats(num_slots=num_slots)
 
     async def serve(self) -> None:
@@ -212,7 +213,7 @@ class ScriptedEngine(Engine):
         room = self.max_context - len(request.prompt)
         if room < 1:
             return Completion(request.id, (), (), (), "context")
-        answer = self._script(request, self.tokenizer.decode(list(request.prompt)))
+        answer = self._script(request, self._own_tokenizer.decode(list(request.prompt)))
         sampled, reason = self._cut(await answer if inspect.isawaitable(answer) else answer, request, room)
         started_s, started_ns = anyio.current_time(), now_ns()
         await anyio.sleep(self._latency_s)
@@ -240,14 +241,14 @@ class ScriptedEngine(Engine):
 
     def _cut(self, answer: Answer, request: GenerationRequest, room: int) -> tuple[tuple[int, ...], FinishReason]:
         """The answer's tokens up to where sampling would have ended, and why it ended there."""
-        sampling = request.sampling
+        sampling, tokenizer = request.sampling, self._own_tokenizer
         if isinstance(answer, str):
-            answer = [*self.tokenizer.encode(answer, add_special_tokens=False), self.tokenizer.eos_token_id]
+            answer = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
         sampled = [int(token) for token in answer]
         limit = min(len(sampled), sampling.max_tokens, room)
         ends = self._end_ids.union(sampling.stop_token_ids)
         stopped = next((n + 1 for n, token in enumerate(sampled[:limit]) if token in ends), None)
-        by_string = stop_string_end(sampled[:limit], sampling.stop, self.tokenizer)
+        by_string = stop_string_end(sampled[:limit], sampling.stop, tokenizer)
         stops = [end for end in (stopped, by_string) if end is not None]
         if stops:
             return tuple(sampled[: min(stops)]), "stop"

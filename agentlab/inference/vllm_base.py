@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import anyio
 import anyio.lowlevel
 
+from agentlab.chat import OwnTokenizer
 from agentlab.concurrency import Bell, WorkerPool
 from agentlab.errors import ConfigError, EngineError
 from agentlab.inference.base import Engine
@@ -37,7 +38,7 @@ class VLLMEngineBase(Engine):
             raise ConfigError(f'pause must be "keep", "wait" or "abort", got {pause!r}.')
         self.tokenizer = model.tokenizer
         self._model, self._pause = model, pause
-        self._stops = stop_token_ids(model)
+        self._stops = stop_token_ids(model, OwnTokenizer(model.tokenizer))
         self._policy, self._number = Policy(0, model.params), 0
         """What is wanted, and how many policies were given before it: a version may be given twice."""
         self._changed = Bell()

@@ -13,6 +13,7 @@ import anyio
 
 from agentlab.concurrency import LoopThread, Reply, as_error, post
 from agentlab.errors import ConfigError, EngineError
+from agentlab.inference.preparing import Preparing
 from agentlab.inference.vllm_base import Pause, VLLMEngineBase, check_options
 from agentlab.inference.vllm_client import sampling_body
 from agentlab.inference.vllm_core import Core, load_llm, to_completion
@@ -74,6 +75,7 @@ class VLLMEngine(VLLMEngineBase):
         """Number and version of the policy in force."""
         self._thread: LoopThread[None] | None = None
         self._core: Core | None = None
+        self._preparing = Preparing()
 
     def close(self) -> None:
         """End vLLM and its thread."""
@@ -102,13 +104,17 @@ class VLLMEngine(VLLMEngineBase):
         finally:
             self._let_go()
 
+    def prepared_s(self) -> float:
+        """See `Engine.prepared_s`: the time in which vLLM started."""
+        return self._preparing.seconds()
+
     def release(self, session: str) -> None:
         """See `Engine.release`. vLLM evicts what is unused by itself."""
 
     async def _loaded(self) -> Core:
         core = self._core
         if core is None:
-            with anyio.CancelScope(shield=True):  # the next serve would load it once more
+            with self._preparing, anyio.CancelScope(shield=True):  # the next serve would load it once more
                 ready: Reply[Core] = Reply()
                 self._thread = LoopThread(functools.partial(self._main, ready), name="agentlab-engine")
                 core = self._core = await ready.wait()

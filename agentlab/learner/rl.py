@@ -230,7 +230,8 @@ class AgenticRLLearner:
         orchestrator.gate.limit = steps * self.config.groups_per_step
         play = None
         if eval_tasks is not None:
-            play = partial(evaluate_async, engine, eval_tasks, k=eval_k, config=self.config, **self._roles)
+            options = {"k": eval_k, "config": self.config, "chat": orchestrator.chat}
+            play = partial(evaluate_async, engine, eval_tasks, **options, **self._roles)
         notes = collections.deque(begun.notes, maxlen=8)
         meter = device_meter(self.plan.devices[0].platform, notes.append)
         return Parts(

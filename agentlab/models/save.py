@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentlab.chat import private_copy
 from agentlab.errors import ModelError
 from agentlab.models.hub_config import write_config
 from agentlab.models.lora import merge_lora
@@ -59,7 +60,7 @@ def _write(model: Model, folder: Path) -> None:
     stops = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
     _write_json(folder / "generation_config.json", {key: value for key, value in stops.items() if value is not None})
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
-    model.tokenizer.save_pretrained(folder)
+    private_copy(model.tokenizer).save_pretrained(folder)  # without the truncation of a call that somebody made
     _name_tokenizer_for_old_readers(folder / "tokenizer_config.json")
 
 

@@ -1,15 +1,23 @@
-"""What a reward is: a finite number, perhaps with the parts it was summed from."""
+"""What a reward is: a finite number that can be averaged, perhaps with the parts it was summed from."""
 
 import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from agentlab.errors import ConfigError, RewardError
+from agentlab.concurrency import as_error
+from agentlab.errors import ConfigError, EpisodeError, RewardError
+from agentlab.files import shown
 from agentlab.types import Task
+
+LARGEST_REWARD = 1e15
+"""Neither rewards nor their parts, nor the sums of either over an episode, may lie further from 0: their
+squares, added over a batch, must still be numbers in the 32 bits in which losses and gradients are computed,
+and below it whole numbers are exact."""
 
 
 @dataclass(frozen=True)
@@ -43,35 +51,81 @@ def as_reward(value: Any, source: str = "the reward function") -> Reward:
         source: Who answered it, for the error.
 
     Raises:
-        RewardError: it is missing, a bool, text, NaN, infinite or otherwise no number.
+        RewardError: it is missing, a bool, text, NaN, infinite, beyond `LARGEST_REWARD` or otherwise no number.
     """
-    if isinstance(value, Reward):
-        parts = {str(name): finite(part, f"part {name!r} of {source}") for name, part in value.parts.items()}
-        return Reward(finite(value.value, source), parts)
-    return Reward(finite(value, source))
+    with _reading(source):
+        if isinstance(value, Reward):
+            return Reward(finite(value.value, source), as_parts(value.parts, source))
+        return Reward(finite(value, source))
+
+
+def as_parts(parts: Any, source: str) -> dict[str, float]:
+    """The parts of a reward by name; the rule for each is that for the reward.
+
+    Raises:
+        RewardError: they are no mapping, or one of them is no reward.
+    """
+    with _reading(source):
+        if not isinstance(parts, Mapping):
+            raise RewardError(f"The parts of the reward of {source} must be numbers by name, got {shown(parts):.80}.")
+        named = [(shown(name, str), part) for name, part in parts.items()]
+        return {name: finite(part, f"part {name!r} of {source}") for name, part in named}
 
 
 def finite(value: Any, source: str) -> float:
-    """The value as a finite float.
+    """The value as a float that can be averaged: the one rule for whatever is a reward, or part of one.
+
+    Python's numbers, `Decimal`, `Fraction`, NumPy's scalars and arrays of no dimension are numbers; bools are
+    none, since they often are a comparison that was meant to be counted.
+
+    Args:
+        value: What was given as a reward.
+        source: Who gave it, for the error.
 
     Raises:
-        RewardError: it is not a finite real number.
+        RewardError: it is not a finite real number, or beyond `LARGEST_REWARD`.
     """
+    with _reading(source):
+        number = _number(value, source)
+    if not math.isfinite(number):
+        raise RewardError(f"The reward of {source} must be finite, got {number}. Check its logarithms and divisions.")
+    if abs(number) > LARGEST_REWARD:
+        raise RewardError(
+            f"The reward of {source} must lie within {LARGEST_REWARD:g} of 0, got {number:g}: beyond that, means and "
+            "spreads of a group cannot be computed. Scale it down, or clip it."
+        )
+    return number
+
+
+def _number(value: Any, source: str) -> float:
     if inspect.isawaitable(value):
         raise RewardError(f"The reward of {source} was never awaited: return `await ...`, or declare it `async def`.")
     if value is None:
         raise RewardError(f"The reward of {source} must be a finite number, got None. Is a `return` missing?")
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         raise RewardError(f"The reward of {source} must be a number, got {value}. Return float(...) of it.")
     if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
-        raise RewardError(f"The reward of {source} must be a finite number, got {type(value).__name__}: {value!r:.80}.")
+        kind = type(value).__name__
+        raise RewardError(f"The reward of {source} must be a finite number, got {kind}: {shown(value):.80}.")
+    if getattr(value, "ndim", 0):
+        raise RewardError(f"The reward of {source} must be one number, got an array: {shown(value):.80}.")
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RewardError(f"The reward of {source} must be one number, got {value!r:.80} ({error}).") from error
-    if not math.isfinite(number):
-        raise RewardError(f"The reward of {source} must be finite, got {number}. Check its logarithms and divisions.")
-    return number
+        raise RewardError(f"The reward of {source} must be one number, got {shown(value):.80} ({error}).") from error
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Whatever a value raises when it is looked at becomes a RewardError."""
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except Exception as error:  # of a class of a user's own
+        raise RewardError(
+            f"The reward of {source} cannot be read: {type(error).__name__}: {shown(error, str)}"
+        ) from error
 
 
 def combine(parts: Mapping[str, tuple[float, RewardFn]]) -> RewardFn:
@@ -111,8 +165,11 @@ def _combine_async(
     parts: Mapping[str, tuple[float, RewardFn]],
 ) -> Callable[[Task, str], Awaitable[Reward]]:
     async def value_of(function: RewardFn, task: Task, answer: str) -> Any:
-        value = function(task, answer)
-        return await value if inspect.isawaitable(value) else value
+        try:
+            value = function(task, answer)
+            return await value if inspect.isawaitable(value) else value
+        except (SystemExit, KeyboardInterrupt) as error:  # in a task they would end the loop, and with it the run
+            raise as_error(error) from error
 
     async def combined(task: Task, answer: str) -> Reward:
         given = await asyncio.gather(*(value_of(function, task, answer) for _, function in parts.values()))

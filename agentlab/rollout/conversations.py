@@ -53,7 +53,7 @@ class ConversationFeed:
         self.calls = ModelCalls()
         self.ledger = Ledger(progress)
         self.gate.restore(self.ledger.before)
-        self._chat, self._max_tokens, self._seed = chat, max_tokens, seed
+        self.chat, self._max_tokens, self._seed = chat, max_tokens, seed
         self._ready: collections.deque[TrajectoryGroup] = collections.deque()
         self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
         self._changed = Bell()
@@ -135,7 +135,7 @@ class ConversationFeed:
         name = id_of(conversation, index)
         if not self.ledger.is_wanted(index, name):
             return Encoded(index, name, wanted=False)
-        group = demonstration(self._chat, conversation, f"{index}:{name}")
+        group = demonstration(self.chat, conversation, f"{index}:{name}")
         fits = max(len(row.tokens) for row in group.trajectories[0].rows) <= self._max_tokens
         return Encoded(index, name, group if fits else None)
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentlab.chat import ChatFormat
 from agentlab.errors import ConfigError
 from agentlab.files import write_atomically
 from agentlab.inference.base import Engine
@@ -72,6 +73,7 @@ async def evaluate_async(
     k: int = 1,
     success_reward: float = 1.0,
     config: RolloutConfig | None = None,
+    chat: ChatFormat | None = None,
     on_group: Callable[[int], Any] = lambda count: None,
 ) -> Evaluation:
     """Play every task `k` times against an engine that somebody serves, and count.
@@ -82,6 +84,7 @@ async def evaluate_async(
         k: Episodes per task.
         success_reward: The reward from which on an episode counts as solved.
         config: Sampling and deadlines; its group and pacing options do not apply.
+        chat: How messages become tokens; None reads it off the engine's tokenizer, as it is now.
         on_group: Told after each task how many are done.
 
     Raises:
@@ -108,6 +111,7 @@ async def evaluate_async(
         env_kwargs=env_kwargs,
         config=whole,
         min_scored=0,
+        chat=chat,
     )
     groups = []
     with span("evaluation"), tagged(evaluation=True):

@@ -2,13 +2,13 @@
 
 import asyncio
 import inspect
-import math
-import numbers
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, get_args
 
 from agentlab.concurrency import VirtualClockLoop, WorkerCall, WorkerPool
-from agentlab.errors import EnvironmentError_, RewardError, nearest
+from agentlab.errors import EnvironmentError_, nearest
+from agentlab.files import shown
+from agentlab.rewards import as_parts, as_reward
 from agentlab.types import EnvStepResult, Truncation
 
 Begin = Callable[[], None]
@@ -71,31 +71,37 @@ class OpenEnvironment:
 
 
 def reset_result(result: Any) -> tuple[Any, Any]:
+    """What `reset` gave.
+
+    Raises:
+        EnvironmentError_: it is not an observation and a dictionary.
+    """
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
         return result
-    raise EnvironmentError_(f"reset() must return (observation, info dictionary), got {result!r:.80}.")
+    raise EnvironmentError_(f"reset() must return (observation, info dictionary), got {shown(result):.80}.")
 
 
 def step_result(result: Any) -> EnvStepResult:
+    """What `step` gave, with plain values where the rollout reads them: reward, done, and of the info what it knows.
+
+    Raises:
+        EnvironmentError_: it is no `EnvStepResult`, or its info is no dictionary or has an unknown "truncation".
+        RewardError: the reward, or a part of it, is no reward; see `rewards.finite`.
+    """
     if not isinstance(result, EnvStepResult):
-        raise EnvironmentError_(f"step() must return an EnvStepResult, got {type(result).__name__}: {result!r:.80}.")
+        kind = type(result).__name__
+        raise EnvironmentError_(f"step() must return an EnvStepResult, got {kind}: {shown(result):.80}.")
     if not isinstance(result.info, Mapping):
-        raise EnvironmentError_(f"The info of a step must be a dictionary, got {result.info!r:.80}; return {{}}.")
-    parts = result.info.get("reward_parts", {})
-    if not isinstance(parts, Mapping) or not all(isinstance(part, numbers.Real) for part in parts.values()):
-        raise RewardError(f'info["reward_parts"] must be numbers by name, got {parts!r:.80}.')
-    truncation = result.info.get("truncation")
-    if truncation is not None and truncation not in get_args(Truncation):
-        raise EnvironmentError_(
-            f'info["truncation"] is unknown: {truncation!r}.{nearest(str(truncation), get_args(Truncation))}'
-        )
-    return result
-
-
-def finite_reward(reward: Any) -> float:
-    if isinstance(reward, numbers.Real) and math.isfinite(reward):
-        return float(reward)
-    raise RewardError(f"A reward must be a finite number, got {reward!r:.80}; return 0.0 for no reward.")
+        raise EnvironmentError_(f"The info of a step must be a dictionary, got {shown(result.info):.80}; return {{}}.")
+    info, reward = dict(result.info), as_reward(result.reward, "step")
+    if reward.parts or "reward_parts" in info:
+        info["reward_parts"] = {**reward.parts, **as_parts(info.get("reward_parts", {}), "step")}
+    if info.get("truncation") is not None:
+        said = shown(info["truncation"], str)
+        if said not in get_args(Truncation):
+            raise EnvironmentError_(f'info["truncation"] is unknown: {said!r}.{nearest(said, get_args(Truncation))}')
+        info["truncation"] = said
+    return EnvStepResult(result.observation, reward.value, bool(result.done), info)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

@@ -48,6 +48,7 @@ class RolloutOrchestrator:
         version: The policy version that the engine starts with.
         min_scored: Scored members that a group needs to be handed on; a smaller `group_size` lowers it.
         progress: How far a run that is resumed had come.
+        chat: How messages become tokens; None reads it off the engine's tokenizer, as it is now.
 
     Raises:
         ConfigError: keyword arguments do not fit the class they are for.
@@ -65,6 +66,7 @@ class RolloutOrchestrator:
         version: int = 0,
         min_scored: int = 2,
         progress: Progress | None = None,
+        chat: ChatFormat | None = None,
     ):
         self.config = RolloutConfig() if config is None else config
         if not isinstance(self.config, RolloutConfig):
@@ -72,7 +74,8 @@ class RolloutOrchestrator:
         agent_options, env_options = agent_kwargs or {}, env_kwargs or {}
         check_roles(agent_class=agent_class, env_class=env_class, agent_kwargs=agent_options, env_kwargs=env_options)
         self._engine, self._min_scored = engine, min(min_scored, self.config.group_size)
-        self._chat = ChatFormat(engine.tokenizer, template_options=self.config.template_options)
+        self.chat = chat or ChatFormat(engine.tokenizer, template_options=self.config.template_options)
+        """How messages become tokens, by a tokenizer that is a private copy."""
         parsed_options = with_parser_of(agent_class, agent_options, engine.tokenizer)
         self._make_agent = lambda: agent_class(**parsed_options)
         self._make_environment = lambda task: env_class(task, **env_options)
@@ -268,7 +271,7 @@ class RolloutOrchestrator:
     def _world(self) -> World:
         self._pool = WorkerPool(self.config.max_workers)
         roles = self._make_agent, self._make_environment
-        return World(self._engine, self._chat, *roles, self.config, self._pool, self.calls, self.warnings.append)
+        return World(self._engine, self.chat, *roles, self.config, self._pool, self.calls, self.warnings.append)
 
     async def _admit_all(self, tasks: Tasks, world: World, places: anyio.Semaphore, members: Any) -> None:
         index = 0
@@ -323,7 +326,7 @@ class RolloutOrchestrator:
         self._last_progress_ns = now_ns()
         self._recent.append(trajectory)
         if len(trajectory.rows) > 1 and not self.notes:
-            self.notes = (forked_note(trajectory, self._chat.rewrites),)
+            self.notes = (forked_note(trajectory, self.chat.rewrites),)
         if trajectory.failure is not None:
             self._failures[trajectory.failure.stage] += 1
             if len(self._first_failures) < 5:
