@@ -3,13 +3,14 @@
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import jax
 import numpy as np
 
+from agentlab import options
 from agentlab.errors import ConfigError
 from agentlab.models import Model
 from agentlab.models.tree import flat_arrays
@@ -60,8 +61,8 @@ class CheckpointStore:
         if keep < 1:
             raise ConfigError(f"keep_checkpoints must be at least 1, got {keep}.")
         self.folder = place(folder)
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=ITEMS)
+        kept = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self.folder, options=kept, item_names=ITEMS)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -211,28 +212,9 @@ def differences(there: Any, here: Any, name: str = "") -> list[str]:
     return [] if there == here else [f"{name}: {there!r:.80} there, {here!r:.80} here"]
 
 
-class Options(dict[str, Any]):
-    """Options by name, as plain JSON."""
-
-    defaults: frozenset[str] = frozenset()
-    """Names of those that have their default value."""
-
-
 def described(value: Any) -> Any:
-    """A value as JSON that tells two different ones apart: data as it is, the rest by its name."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): described(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [described(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        told = [f for f in fields(value) if f.name not in FREE_OPTIONS]
-        made = Options({f.name: described(getattr(value, f.name)) for f in told})
-        made.defaults = frozenset(f.name for f in told if getattr(value, f.name) == f.default)
-        return made
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    """`options.described` of what a resumed run must have in common with the one before, without FREE_OPTIONS."""
+    return options.described(value, leave_out=FREE_OPTIONS)
 
 
 def about_model(model: Model) -> dict[str, Any]:
