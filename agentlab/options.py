@@ -201,10 +201,11 @@ class _Description:
 
     def of(self, value: Any, around: tuple[int, ...]) -> Any:
         """The value as JSON; `around` are the ids of what it lies in."""
-        if value is None or isinstance(value, bool | int | str):
-            return value.value if isinstance(value, enum.Enum) else value
-        if isinstance(value, float):
-            return value if value == value else "NaN"
+        if value is None:
+            return None
+        for kind, exact in _EXACT.items():
+            if isinstance(value, kind):
+                return "NaN" if kind is float and math.isnan(value) else exact(value)
         if id(value) in around:
             return "…"
         parts = self._parts(value)

@@ -199,7 +199,9 @@ class Session:
 
     def snapshot(self) -> RunSnapshot:
         orchestrator = self.parts.orchestrator
+        unsaved = self.parts.learner.unsaved if self.parts.schedule is not None else None
         notes = [*orchestrator.notes, *orchestrator.warnings, *self.parts.notes, *self._warnings]
+        notes += [unsaved] if unsaved else []
         if self.status == "running" and (stalled := orchestrator.stalled() or self._stalled()):
             notes.append(stalled)
         if orchestrator.num_hung:
@@ -222,6 +224,7 @@ class Session:
             max_concurrency=orchestrator.config.max_concurrency,
             settings=self._settings,
             failures=orchestrator.failures,
+            unsaved=unsaved,
             notes=tuple(notes),
         )
 
@@ -284,6 +287,7 @@ class Run:
 
         Raises:
             RunError: the engine, the learner or too many episodes failed.
+            CheckpointError: its updates are done, but the last checkpoint could not be written.
         """
         try:
             self._thread.join()

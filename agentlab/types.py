@@ -391,6 +391,8 @@ class RunSnapshot:
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed episodes by stage."""
     error: str | None = None
+    unsaved: str | None = None
+    """Why the newest checkpoint could not be written, as it is told in `notes`; None once one is written."""
     notes: tuple[str, ...] = ()
     """Warnings for a person: stalls, hung threads, alarms."""
 
