@@ -128,7 +128,7 @@ def check_kwargs(target: Callable[..., Any], kwargs: Mapping[str, Any], *, given
 
 
 def checked_id(value: Any, owner: str) -> Any:
-    """A task's id as plain data: text, a finite number, True or False, or a tuple of such, nested at will.
+    """A task's id as plain data: valid text, a finite number, True or False, or a tuple of such, nested at will.
 
     What equals one of these becomes it and is found in the same tables: NumPy's scalars, members of enums
     that are text or numbers. Lists become tuples. JSON keeps each exactly: see `id_of_json`.
@@ -143,8 +143,8 @@ def checked_id(value: Any, owner: str) -> Any:
     made = _plain_id(value)
     if made is _NOT_OF_KIND:
         raise ConfigError(
-            f"An id must be text, a finite number, or a tuple of such, but {owner} has {type(value).__name__}: "
-            f"{value!r:.80}. Give a text that is the same in every process."
+            f"An id must be valid text, a finite number, or a tuple of such, but {owner} has "
+            f"{type(value).__name__}: {value!r:.80}. Give a text that is the same in every process."
         )
     return made
 
@@ -162,8 +162,15 @@ def _plain_id(value: Any) -> Any:
         value = value.item()
     for kind, exact in _EXACT.items():
         if isinstance(value, kind):
-            return _NOT_OF_KIND if kind is float and not math.isfinite(value) else exact(value)
+            return exact(value) if _is_kept_by_json(exact(value)) else _NOT_OF_KIND
     return _NOT_OF_KIND
+
+
+def _is_kept_by_json(value: Any) -> bool:
+    """Whether it comes back: NaN equals nothing, and two lone surrogates may become one character."""
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 _EXACT: dict[type, Callable[[Any], Any]] = {bool: bool, str: str.__str__, int: int.__int__, float: float.__float__}

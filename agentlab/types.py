@@ -30,7 +30,7 @@ Outcome = Literal["trained", "stale", "filtered", "failed", "cancelled"]
 
 
 TaskId = str | int | float | tuple["TaskId", ...]
-"""What tells a task from others: text, a finite number, or a tuple of such. What equals one of these (NumPy's
+"""What tells a task from others: valid text, a finite number, or a tuple of such. What equals one of these (NumPy's
 scalars, members of enums that are text or numbers) is made plain when a run takes the task, and lists become
 tuples; anything else is refused then. The id of a task that is given as a dictionary is the text of it."""
 

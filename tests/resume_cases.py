@@ -29,7 +29,10 @@ BROKEN = frozenset(range(5, NUM_TASKS, 13))
 
 def number_of(task):
     """The number of a task is its id, or the last of a tuple."""
-    return int(task.id[-1] if isinstance(task.id, tuple) else task.id)
+    last = task.id
+    while isinstance(last, tuple):
+        last = last[-1]
+    return int(last)
 
 
 class Env:
