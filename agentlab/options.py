@@ -299,9 +299,9 @@ def _in_order(value: Any) -> str:
 
 
 def _name(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
+    return f"{getattr(value, '__module__', None)}.{value.__qualname__}"
 
 
 def _is_array(value: Any) -> bool:
     """Whether NumPy has a type for what is in it: an array of NumPy or JAX, or a scalar of NumPy."""
-    return isinstance(getattr(getattr(value, "dtype", None), "kind", None), str) and hasattr(value, "__array__")
+    return hasattr(type(value), "__array__") and isinstance(getattr(getattr(value, "dtype", None), "kind", None), str)
