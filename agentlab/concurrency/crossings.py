@@ -3,11 +3,12 @@
 import asyncio
 import contextvars
 import queue
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
+
+from agentlab.concurrency.threads import start_thread
 
 T = TypeVar("T")
 BEAT_S = 0.1
@@ -143,8 +144,7 @@ async def run_thread(main: Callable[[], None], inbox: Inbox[Any], *, name: str, 
         else:
             ended.set(None)
 
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
+    thread = start_thread(target, name=name, kind="owner", end=inbox.close)
     try:
         await ended.wait()
         thread.join()
