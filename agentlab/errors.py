@@ -7,7 +7,8 @@ AgentLabError
 │   ├── RunActiveError     another run lives in this process
 │   ├── RunEnded           the run has ended and can no longer be asked
 │   ├── EngineError        the inference engine died
-│   └── LearnerError       the trainer died
+│   ├── LearnerError       the trainer died
+│   └── CheckpointError    a checkpoint could not be written
 └── EpisodeError           one episode failed; typed by the boundary that was crossed
     ├── EnvironmentError_  reset, step or close of the environment
     ├── ToolError          a tool call
@@ -49,6 +50,10 @@ class EngineError(RunError):
 
 class LearnerError(RunError):
     """The trainer died."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written; those before it are still there."""
 
 
 class EpisodeError(AgentLabError):

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from agentlab import tracing
-from agentlab.concurrency import BEAT_S, LoopThread, first_error
+from agentlab.concurrency import BEAT_S, LoopThread, first_error, say
 from agentlab.errors import RunActiveError, RunEnded, RunError
 from agentlab.files import write_atomically
 from agentlab.rollout.ledger import RunRecord
@@ -199,7 +199,9 @@ class Session:
 
     def snapshot(self) -> RunSnapshot:
         orchestrator = self.parts.orchestrator
+        unsaved = self.parts.learner.unsaved if self.parts.schedule is not None else None
         notes = [*orchestrator.notes, *orchestrator.warnings, *self.parts.notes, *self._warnings]
+        notes += [unsaved] if unsaved else []
         if self.status == "running" and (stalled := orchestrator.stalled() or self._stalled()):
             notes.append(stalled)
         if orchestrator.num_hung:
@@ -222,6 +224,7 @@ class Session:
             max_concurrency=orchestrator.config.max_concurrency,
             settings=self._settings,
             failures=orchestrator.failures,
+            unsaved=unsaved,
             notes=tuple(notes),
         )
 
@@ -265,7 +268,7 @@ class Run:
             finally:
                 self._finish()
 
-        self._thread = LoopThread(main)
+        self._thread = LoopThread(main, on_exit=self._say_exit)
         setattr(sys, _LIVE, self)
 
     # -- its life ----------------------------------------------------------------------------------
@@ -284,6 +287,7 @@ class Run:
 
         Raises:
             RunError: the engine, the learner or too many episodes failed.
+            CheckpointError: its updates are done, but the last checkpoint could not be written.
         """
         try:
             self._thread.join()
@@ -453,6 +457,10 @@ class Run:
         if self._ended:
             raise RunEnded(f"Run {self.name!r} is {self._last.status}; it can be neither paused nor resumed.")
         self._thread.call(on_loop, timeout_s=60.0)  # it may still be building its engine
+
+    def _say_exit(self) -> None:
+        step = self.last_known().step
+        say(f"run {self.name!r} was at step {step} of {self.steps} when the process ended; it is stopped.")
 
     def _finish(self) -> None:
         last = self._session.snapshot() if self._session is not None else replace(self._last, status="failed")

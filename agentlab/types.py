@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentlab.errors import ConfigError
 from agentlab.options import check_kwargs as check_kwargs
+from agentlab.options import checked_id
 from agentlab.options import checked_option as checked_option
 from agentlab.options import config as config
 from agentlab.options import option_types as option_types
@@ -28,11 +29,17 @@ EpisodeStage = Literal["reset", "model", "agent", "step", "tool", "reward", "clo
 Outcome = Literal["trained", "stale", "filtered", "failed", "cancelled"]
 
 
+TaskId = str | int | float | tuple["TaskId", ...]
+"""What tells a task from others: valid text, a finite number, or a tuple of such. What equals one of these (NumPy's
+scalars, members of enums that are text or numbers) is made plain when a run takes the task, and lists become
+tuples; anything else is refused then. The id of a task that is given as a dictionary is the text of it."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One prompt with its data. Never changed by anybody; many episodes share it."""
 
-    id: str
+    id: TaskId
     prompt: str
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the environment and the reward need, e.g. {"answer": "42"}."""
@@ -384,6 +391,8 @@ class RunSnapshot:
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed episodes by stage."""
     error: str | None = None
+    unsaved: str | None = None
+    """Why the newest checkpoint could not be written, as it is told in `notes`; None once one is written."""
     notes: tuple[str, ...] = ()
     """Warnings for a person: stalls, hung threads, alarms."""
 
@@ -394,17 +403,20 @@ def as_tasks(tasks: Iterable[Any]) -> Iterable[Task]:
 
 
 def as_task(task: Any, index: int) -> Task:
-    """One task as given by a person.
+    """One task as given by a person; its id made plain, see `TaskId`.
 
     Raises:
-        ConfigError: it is neither a Task nor a dictionary with a "prompt" or "question".
+        ConfigError: it is neither a Task nor a dictionary with a "prompt" or "question", or its id is none.
     """
     if isinstance(task, Task):
-        return task
+        plain = checked_id(task.id, f"task {index}")
+        return task if plain is task.id else replace(task, id=plain)
     if isinstance(task, Mapping):
         prompt = task.get("prompt", task.get("question"))
         if isinstance(prompt, str):
-            return Task(str(task.get("id", index)), prompt, dict(task))
+            given = task.get("id")
+            name = index if given is None else checked_id(given, f"task {index}")
+            return Task(str(name), prompt, dict(task))
     raise ConfigError(
         f'Task {index} must be an agentlab.Task or a dictionary with a text under "prompt" or '
         f'"question", got {type(task).__name__}: {task!r:.80}.'

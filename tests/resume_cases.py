@@ -27,11 +27,19 @@ BROKEN = frozenset(range(5, NUM_TASKS, 13))
 """Tasks whose environment raises."""
 
 
+def number_of(task):
+    """The number of a task is its id, or the last of a tuple."""
+    last = task.id
+    while isinstance(last, tuple):
+        last = last[-1]
+    return int(last)
+
+
 class Env:
     """Pays the number of the task, a little late; some break."""
 
     def __init__(self, task):
-        self.number = int(task.id)
+        self.number = number_of(task)
 
     def reset(self):
         return f"task {self.number}", {}
@@ -60,7 +68,7 @@ class CountingTrainer:
 
     def update(self, groups):
         for group in groups:
-            number = int(group.task.id)
+            number = number_of(group.task)
             self.counts[number] += 1
             self.when[number] = self.version
             self.value = np.asarray(np.sin(self.value * 1.7 + group.rewards[0] + number))
@@ -82,18 +90,20 @@ def tasks(count=NUM_TASKS):
     return [{"id": str(number), "prompt": f"task {number}"} for number in range(count)]
 
 
-def start(folder, *, lead, steps=1000, given=None, every=3, every_s=300.0, trainers=None, told=None):
+def start(
+    folder, *, lead, steps=1000, given=None, every=3, every_s=300.0, trainers=None, told=None, kind=None, about=None
+):
     """A run that goes on from what is in `folder`; the trainer is left in `trainers`, notes in `told`."""
     config = RolloutConfig(group_size=2, groups_per_step=2, max_off_policy_steps=lead, max_failed_groups=NUM_TASKS)
 
     def make_trainer():
-        made = CountingTrainer()
+        made = (kind or CountingTrainer)()
         if trainers is not None:
             trainers.append(made)
         return made
 
     weights = TrainedWeights(SimpleNamespace(params=None), make_trainer)
-    begun = weights.begin(CheckpointPlan.of(folder, every, every_s, 3, True), (), {})
+    begun = weights.begin(CheckpointPlan.of(folder, every, every_s, 3, True), (), about or {})
     notes = [] if told is None else told
     notes += begun.notes
 
@@ -112,6 +122,7 @@ def start(folder, *, lead, steps=1000, given=None, every=3, every_s=300.0, train
         orchestrator.gate.limit = steps * config.groups_per_step
         learner = weights.thread(begun, notes.append)
         options = {"record": begun.record, "schedule": begun.schedule(), "sinks": begun.plan.sinks()}
+        options["notes"] = notes
         return Parts(engine, orchestrator, learner, weights.publish, **options)
 
     return Run("counted", build, tasks() if given is None else given, steps)

@@ -17,6 +17,7 @@ from agentlab.concurrency.crossings import (
 from agentlab.concurrency.limited import GivenUp, LimitedCalls
 from agentlab.concurrency.loop import LoopThread
 from agentlab.concurrency.pool import WorkerCall, WorkerPool
+from agentlab.concurrency.threads import say, start_thread
 from agentlab.concurrency.virtual import VirtualClockLoop, run_virtual
 
 __all__ = [
@@ -39,4 +40,6 @@ __all__ = [
     "post",
     "run_thread",
     "run_virtual",
+    "say",
+    "start_thread",
 ]

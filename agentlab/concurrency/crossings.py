@@ -3,12 +3,12 @@
 import asyncio
 import contextvars
 import queue
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
 
+from agentlab.concurrency.threads import start_thread
 from agentlab.files import shown
 
 T = TypeVar("T")
@@ -149,8 +149,7 @@ async def run_thread(main: Callable[[], None], inbox: Inbox[Any], *, name: str, 
         else:
             ended.set(None)
 
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
+    thread = start_thread(target, name=name, kind="owner", end=inbox.close)
     try:
         await ended.wait()
         thread.join()

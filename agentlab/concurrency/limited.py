@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from agentlab.concurrency.threads import start_thread
+
 T = TypeVar("T")
 
 
@@ -52,7 +54,7 @@ class LimitedCalls:
             answers.put((value, error))
 
         context = contextvars.copy_context()
-        threading.Thread(target=main, name="agentlab-limited", daemon=True).start()
+        start_thread(main, name="agentlab-limited", kind="worker", end=lambda: None)
         try:
             value, error = answers.get(timeout=seconds)
         except queue.Empty:

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 
 from agentlab.concurrency.crossings import BEAT_S, post
+from agentlab.concurrency.threads import start_thread
 from agentlab.errors import RunEnded, RunError
 
 T = TypeVar("T")
@@ -18,16 +19,27 @@ class LoopThread(Generic[T]):
     """The thread "agentlab-loop": runs one coroutine function on an event loop of its own.
 
     The handle is used by the main thread. The loop is always asyncio's own, whatever policy is set.
+
+    Args:
+        main: What to run.
+        name: Of the thread.
+        on_exit: Called on the main thread when the process ends before the loop has, just before it is cancelled.
     """
 
-    def __init__(self, main: Callable[[], Awaitable[T]], *, name: str = "agentlab-loop"):
+    def __init__(
+        self,
+        main: Callable[[], Awaitable[T]],
+        *,
+        name: str = "agentlab-loop",
+        on_exit: Callable[[], None] = lambda: None,
+    ):
         self._main = main
         self._started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, anyio.CancelScope]]
         self._started = concurrent.futures.Future()
         self._result: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._on_exit = on_exit
+        self._thread = start_thread(self._run, name=name, kind="loop", end=self._leave)
 
     @property
     def done(self) -> bool:
@@ -73,6 +85,10 @@ class LoopThread(Generic[T]):
         if self._started.exception() is None:
             loop, scope = self._started.result()
             post(loop, scope.cancel)
+
+    def _leave(self) -> None:
+        self._on_exit()
+        self.cancel()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the thread has ended, in slices that can be interrupted; False on time-out."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from agentlab.concurrency.crossings import Closed, Inbox, Reply, as_error, post
+from agentlab.concurrency.threads import start_thread
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class WorkerPool:
 
         self._num_threads += 1
         self._workers.append(inbox)
-        threading.Thread(target=main, name=f"agentlab-worker-{self._num_threads}", daemon=True).start()
+        start_thread(main, name=f"agentlab-worker-{self._num_threads}", kind="worker", end=inbox.close)
         return inbox
 
 

@@ -141,7 +141,7 @@ def seed_of(task: Task) -> int:
     seed = task.data.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool):
         return seed
-    return int.from_bytes(hashlib.blake2b(task.id.encode(), digest_size=4).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(str(task.id).encode("utf-8", "surrogatepass"), digest_size=4).digest(), "big")
 
 
 def tell(observation: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import Bell, WorkerPool
 from agentlab.errors import ConfigError
+from agentlab.options import checked_id
 from agentlab.rollout.calls import ModelCalls
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.ledger import Ledger, Progress, place_of
@@ -196,7 +197,8 @@ def check_conversations(conversations: Any) -> None:
 
 def id_of(conversation: Any, index: int) -> str:
     """The conversation's "id" where it has one, else its place in the stream."""
-    return str(conversation.get("id", index)) if isinstance(conversation, Mapping) else str(index)
+    given = conversation.get("id") if isinstance(conversation, Mapping) else None
+    return str(index if given is None else checked_id(given, f"conversation {index}"))
 
 
 def messages_of(conversation: Any, index: int) -> list[Message]:

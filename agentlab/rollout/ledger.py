@@ -5,14 +5,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentlab.errors import ConfigError
-from agentlab.types import Counts, Task
+from agentlab.options import id_of_json
+from agentlab.types import Counts, Task, TaskId
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far a run has come through its stream of tasks."""
 
-    task_ids: tuple[str, ...] = ()
+    task_ids: tuple[TaskId, ...] = ()
     """Of every task that was begun, in the order of the stream: the cursor is their number."""
     open: tuple[int, ...] = ()
     """Places in the stream of those that have not ended: in flight, or waiting for the learner."""
@@ -35,14 +36,22 @@ class RunRecord:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON, NaN included."""
-        return {**asdict(self), "metrics": [dict(row) for row in self.metrics]}
+        """Plain JSON, NaN included; NumPy's numbers become Python's."""
+        rows = {name: [_plain_row(row) for row in getattr(self, name)] for name in ("metrics", "evaluations")}
+        return {
+            "version": self.version,
+            "progress": asdict(self.progress),
+            **rows,
+            "time_s": self.time_s,
+            "extra": dict(self.extra),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "RunRecord":
         """The record that `as_json` wrote."""
         told = data["progress"]
-        progress = Progress(tuple(told["task_ids"]), tuple(told["open"]), Counts(**told["counts"]), told["steps"])
+        ids = tuple(map(id_of_json, told["task_ids"]))
+        progress = Progress(ids, tuple(told["open"]), Counts(**told["counts"]), told["steps"])
         rows = {name: tuple(data[name]) for name in ("metrics", "evaluations")}
         return cls(data["version"], progress, **rows, time_s=data["time_s"], extra=data["extra"])
 
@@ -83,7 +92,7 @@ class Ledger:
         self._open = set(self.before.open)
         self._again = frozenset(self.before.open)
 
-    def is_wanted(self, index: int, task_id: str) -> bool:
+    def is_wanted(self, index: int, task_id: TaskId) -> bool:
         """Whether the task at this place of the stream has yet to be begun, now or again. Changes nothing.
 
         Raises:
@@ -99,7 +108,7 @@ class Ledger:
             )
         return index in self._again
 
-    def begin(self, index: int, task_id: str) -> None:
+    def begin(self, index: int, task_id: TaskId) -> None:
         """The task is being played."""
         if index >= len(self._ids):
             self._ids.append(task_id)
@@ -131,6 +140,10 @@ class Ledger:
             failed=counts.failed,
         )
         return Progress(tuple(self._ids), tuple(sorted(self._open)), ended, steps)
+
+
+def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
 
 
 def group_name(index: int, task: Task) -> str:

@@ -427,7 +427,8 @@ def check_tasks(tasks: Any) -> None:
     if isinstance(tasks, list | tuple):
         if not tasks:
             raise ConfigError("tasks must hold at least one task, got none.")
-        as_task(tasks[0], 0)
+        for index, task in enumerate(tasks):
+            as_task(task, index)
 
 
 def _source(tasks: Tasks, pool: WorkerPool) -> Callable[[], Awaitable[Any]]:

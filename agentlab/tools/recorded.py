@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from agentlab.errors import ConfigError, ToolError, nearest
+from agentlab.options import id_of_json
 from agentlab.tools.base import Tool, as_text
 from agentlab.tools.wrapped import Wrapped, is_async, key_of
-from agentlab.types import Task
+from agentlab.types import Task, TaskId
 
 ON_MISSING = ("raise", "call", "record")
 Line = Mapping[str, Any]
@@ -31,7 +32,7 @@ class Record(Wrapped):
     def __init__(self, tool: Any, path: str | Path) -> None:
         super().__init__(tool)
         self.path = checked_path(path)
-        self._task = ""
+        self._task: TaskId = ""
 
     def bind(self, task: Task) -> Tool:
         made = Record(self.tool.bind(task), self.path)
@@ -98,8 +99,8 @@ class Replay(Wrapped):
         self.path, self.on_missing = checked_path(path), on_missing
         if on_missing != "record" and not self.path.is_file():
             raise ConfigError(f"There is no recording {str(self.path)!r}. Make it with al.tools.Record(tool, path).")
-        self.lines: Mapping[tuple[str, str], tuple[Line, ...]] = read_recording(self.path)
-        self._task = ""
+        self.lines: Mapping[tuple[TaskId, str], tuple[Line, ...]] = read_recording(self.path)
+        self._task: TaskId = ""
         self._asked: collections.Counter[str] = collections.Counter()
 
     def bind(self, task: Task) -> Tool:
@@ -129,19 +130,19 @@ class Replay(Wrapped):
         return recorder(**arguments)
 
 
-def read_recording(path: Path) -> dict[tuple[str, str], tuple[Line, ...]]:
+def read_recording(path: Path) -> dict[tuple[TaskId, str], tuple[Line, ...]]:
     """The lines of a recording by task and arguments, and by arguments alone under the task "".
 
     Raises:
         ConfigError: a line is malformed.
     """
-    found: dict[tuple[str, str], list[Line]] = collections.defaultdict(list)
+    found: dict[tuple[TaskId, str], list[Line]] = collections.defaultdict(list)
     for number, text in enumerate(_lines(path), 1):
         try:
             line = json.loads(text)
             key = key_of(line["arguments"])
             line["answer" if "answer" in line else "error"]
-            for task in {line["task"], ""}:
+            for task in {id_of_json(line["task"]), ""}:
                 found[task, key].append(line)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"Line {number} of the recording {str(path)!r} is malformed: {error!r}.") from error

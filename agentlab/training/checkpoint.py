@@ -1,22 +1,28 @@
 """Checkpoints: one folder per version, written in the background, whole or not at all, with Orbax."""
 
 import os
+import re
+import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import jax
 import numpy as np
 
-from agentlab.errors import ConfigError
+from agentlab import options
+from agentlab.errors import CheckpointError, ConfigError
 from agentlab.models import Model
 from agentlab.models.tree import flat_arrays
 
 KEPT = 2
 """Newest checkpoints that `Trainer.save` keeps."""
 ITEMS = ("state", "about", "record")
+UNFINISHED = re.compile(r"\d+\.orbax-checkpoint-tmp.*")
+"""Names of folders in which a checkpoint is being written."""
+REMOVAL_TRIES = 40
 FREE_OPTIONS = frozenset(
     {
         *("max_concurrency", "max_workers", "num_slots", "micro_batch_tokens", "logit_chunk_tokens", "remat"),
@@ -51,7 +57,7 @@ class CheckpointStore:
 
     Raises:
         ConfigError: keep is below 1.
-        OSError: the folder cannot be made.
+        CheckpointError: the folder cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 3):
@@ -60,8 +66,15 @@ class CheckpointStore:
         if keep < 1:
             raise ConfigError(f"keep_checkpoints must be at least 1, got {keep}.")
         self.folder = place(folder)
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=ITEMS)
+        self._writing: int | None = None
+        kept = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
+        try:
+            self._manager = ocp.CheckpointManager(self.folder, options=kept, item_names=ITEMS)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint_dir must be a folder that can be written, but {self.folder} cannot be opened: "
+                f"{_first_line(error)}. Name another folder."
+            ) from error
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -78,6 +91,7 @@ class CheckpointStore:
 
         Returns when `state` has been copied to the host, and may be changed or donated. Waits for a
         checkpoint that is still being written. Afterwards all but the newest `keep` are removed.
+        What other writers of this folder left half-written is removed first.
 
         Args:
             state: A pytree of arrays.
@@ -85,8 +99,17 @@ class CheckpointStore:
             record: What the run has done so far; plain JSON.
 
         Raises:
-            OSError: the folder cannot be written, or the disk is full.
+            CheckpointError: this one, or the one before it, cannot be written; nothing of it is left.
         """
+        self.wait()
+        self._writing = version
+        try:
+            self._remove_unfinished()
+            self._begin(version, state, about, record)
+        except Exception as error:  # of the disk, of the accelerator, or of what is to be written
+            raise self._failed(error) from error
+
+    def _begin(self, version: int, state: Any, about: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         import orbax.checkpoint as ocp
 
         arrays = {name: np.array(jax.device_get(array)) for name, array in named_arrays(state).items()}
@@ -104,10 +127,41 @@ class CheckpointStore:
         """Wait until what was begun is written.
 
         Raises:
-            OSError: it could not be.
+            CheckpointError: it could not be; nothing of it is left.
         """
-        self._manager.wait_until_finished()
-        self._manager.check_for_errors()
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:  # as in `save`
+            raise self._failed(error) from error
+        self._writing = None
+
+    def _failed(self, error: Exception) -> CheckpointError:
+        """What to raise when the checkpoint under way could not be written; removes what there is of it."""
+        version, self._writing = self._writing, None
+        left = ""
+        try:
+            self._remove_unfinished()
+            self._manager.reload()
+            partial = self.folder / str(version)
+            if version not in self.versions and partial.exists():
+                partial.rmtree()
+        except OSError as trouble:
+            left = f" What was written of it could not be removed ({_first_line(trouble)})."
+        return CheckpointError(
+            f"The checkpoint of version {version} could not be written to {self.folder}: {_first_line(error)}.{left} "
+            "Those before it are still there. Make room or mend the folder, or name another checkpoint_dir."
+        )
+
+    def _remove_unfinished(self) -> None:
+        """Remove what was never written to its end, by this process or by one that was killed.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        for path in list(self.folder.iterdir()):
+            if UNFINISHED.fullmatch(path.name):
+                _remove(path)
 
     def close(self) -> None:
         """Give back its threads."""
@@ -211,28 +265,9 @@ def differences(there: Any, here: Any, name: str = "") -> list[str]:
     return [] if there == here else [f"{name}: {there!r:.80} there, {here!r:.80} here"]
 
 
-class Options(dict[str, Any]):
-    """Options by name, as plain JSON."""
-
-    defaults: frozenset[str] = frozenset()
-    """Names of those that have their default value."""
-
-
 def described(value: Any) -> Any:
-    """A value as JSON that tells two different ones apart: data as it is, the rest by its name."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): described(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [described(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        told = [f for f in fields(value) if f.name not in FREE_OPTIONS]
-        made = Options({f.name: described(getattr(value, f.name)) for f in told})
-        made.defaults = frozenset(f.name for f in told if getattr(value, f.name) == f.default)
-        return made
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    """`options.described` of what a resumed run must have in common with the one before, without FREE_OPTIONS."""
+    return options.described(value, leave_out=FREE_OPTIONS)
 
 
 def about_model(model: Model) -> dict[str, Any]:
@@ -269,5 +304,25 @@ def _placed(array: np.ndarray, like: Any) -> Any:
 
 
 def _broken(version: int, error: Exception) -> str:
+    return f"The checkpoint of version {version} cannot be read ({_first_line(error)})."
+
+
+def _first_line(error: Exception) -> str:
     text = str(error).partition("\n")[0]
-    return f"The checkpoint of version {version} cannot be read ({type(error).__name__}: {text:.200})."
+    return f"{type(error).__name__}: {text:.600}"
+
+
+def _remove(folder: Any) -> None:
+    """Remove a folder into which other threads may still be writing what they had begun.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for tries in range(1, REMOVAL_TRIES + 1):
+        try:
+            folder.rmtree(missing_ok=True)
+            return
+        except OSError:
+            if tries == REMOVAL_TRIES:
+                raise
+            time.sleep(0.05)

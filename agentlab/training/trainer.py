@@ -288,7 +288,7 @@ class Trainer:
         """Write weights, optimizer state and version below `folder`, whole or not at all.
 
         Raises:
-            OSError: the folder cannot be written.
+            CheckpointError: it cannot be written.
         """
         with contextlib.closing(CheckpointStore(folder, keep=KEPT)) as store:
             store.save(self.version, self.state(), about=self.about(), record={"version": self.version})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlab.concurrency import Closed, Inbox, Reply, post, run_thread
-from agentlab.errors import LearnerError
+from agentlab.errors import CheckpointError, LearnerError
 from agentlab.tracing import span
 from agentlab.training.checkpoint import CheckpointStore
 from agentlab.types import TrajectoryGroup
@@ -61,7 +61,7 @@ class LearnerThread:
             has `update(groups)`, and `state()` where there are checkpoints.
         give_back: Called there with the trainer when the thread ends, unless an update failed.
         checkpointing: None writes none.
-        on_note: Told on the loop, in a sentence, what went wrong with a checkpoint.
+        on_note: Told on the loop, in a sentence, of checkpoints that could not be written before one could.
     """
 
     def __init__(
@@ -75,6 +75,8 @@ class LearnerThread:
         self._take_trainer, self._give_back = take_trainer, give_back
         self._checkpointing, self._on_note = checkpointing, on_note
         self._inbox: Inbox[Batch | Settled | Flush] = Inbox()
+        self.unsaved: str | None = None
+        """Why the newest checkpoint could not be written; None once one is written. Set on the loop."""
 
     async def serve(self) -> None:
         """Run the thread until this call is cancelled.
@@ -87,7 +89,7 @@ class LearnerThread:
         """
         loop = asyncio.get_running_loop()
         main = _Main(self._inbox, self._take_trainer, self._give_back, self._checkpointing)
-        main.note = lambda text: post(loop, self._on_note, text)
+        main.tell = lambda unsaved, note: post(loop, self._hear, unsaved, note)
         await run_thread(main.run, self._inbox, name="agentlab-learner", grace_s=0.5)
 
     async def update(self, groups: Sequence[TrajectoryGroup]) -> Any:
@@ -114,11 +116,24 @@ class LearnerThread:
         """Wait until a checkpoint of the newest weights is written.
 
         Raises:
+            CheckpointError: it could not be written.
             LearnerError: the thread has ended.
         """
         reply: Reply[None] = Reply()
         self._put(Flush(reply))
-        await reply.wait()
+        try:
+            await reply.wait()
+        except CheckpointError as error:
+            error.add_note(
+                "The updates were done, and the learner has their weights: save them with "
+                "al.save_model(learner.trained_model, folder), or go on with another checkpoint_dir."
+            )
+            raise
+
+    def _hear(self, unsaved: str | None, note: str | None) -> None:
+        self.unsaved = unsaved
+        if note is not None:
+            self._on_note(note)
 
     def _put(self, item: Batch | Flush) -> None:
         if not self._inbox.put(item):
@@ -128,7 +143,7 @@ class LearnerThread:
 class _Main:
     """What the learner thread does; owned by it."""
 
-    note: Callable[[str], Any]
+    tell: Callable[[str | None, str | None], Any]
 
     def __init__(
         self,
@@ -141,7 +156,11 @@ class _Main:
         self._checkpointing = checkpointing
         self._store: CheckpointStore | None = None
         self._record: Record | None = None
+        self._writing: int | None = None
         self._saved: int | None = None
+        self._flushed: int | None = None
+        self._failures: list[CheckpointError] = []
+        """Since the last checkpoint that was written."""
         self._trainer: Any = None
 
     def run(self) -> None:
@@ -151,7 +170,8 @@ class _Main:
             while True:
                 self._do(self._inbox.get())
         except Closed:
-            self._flush()
+            if self._flushed != self._trainer.version:
+                self._flush()
             self._give_back(self._trainer)
         finally:
             self._close()
@@ -161,11 +181,16 @@ class _Main:
             self._update(item)
         elif isinstance(item, Flush):
             self._flush()
-            item.reply.set(None)
+            if self._failures:
+                item.reply.fail(self._failures[-1])
+            else:
+                item.reply.set(None)
         else:
             self._record = item.record
-            if item.save and self._store is not None and not self._store.busy:
-                self._save()
+            if self._store is not None and not self._store.busy:
+                self._learn_outcome()
+                if item.save:
+                    self._save()
 
     def _update(self, item: Batch) -> None:
         trainer = self._trainer
@@ -179,37 +204,51 @@ class _Main:
             self._inbox.close()
             raise failure from error
 
-    def _save(self, *, wait: bool = False) -> None:
-        """Begin to write the newest weights with their record, or say why that failed."""
+    def _save(self) -> None:
+        """Begin to write the newest weights with their record."""
         assert self._store is not None and self._checkpointing is not None and self._record is not None
         version = self._trainer.version
         try:
             with span("checkpoint", version=version):
-                about = self._checkpointing.about
-                self._store.save(version, self._trainer.state(), about=about, record=self._record.as_json())
-                if wait:
-                    self._store.wait()
-            self._saved = version
-        except Exception as error:  # a full disk or a lost drive must not end a run; the older ones are still there
-            self.note(f"The checkpoint of version {version} was not written: {type(error).__name__}: {error}")
+                about, record = self._checkpointing.about, self._record.as_json()
+                self._store.save(version, self._trainer.state(), about=about, record=record)
+            self._writing = version
+        except CheckpointError as error:  # it must not end a run: the checkpoints before it are still there
+            self._fail(error)
+
+    def _learn_outcome(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and say how it ended."""
+        if self._store is None or self._writing is None:
+            return
+        version, self._writing = self._writing, None
+        try:
+            self._store.wait()
+        except CheckpointError as error:  # as above
+            self._fail(error)
+            return
+        self._saved = version
+        if self._failures:
+            first, count = self._failures[0], len(self._failures)
+            self._failures = []
+            before = f"{count} checkpoints before it could not be written; of the first" if count > 1 else "Before it"
+            self.tell(None, f"The checkpoint of version {version} was written. {before}: {first}")
+
+    def _fail(self, error: CheckpointError) -> None:
+        self._failures.append(error)
+        again = f" {len(self._failures)} checkpoints in a row have failed." if len(self._failures) > 1 else ""
+        self.tell(f"{error}{again}", None)
 
     def _flush(self) -> None:
+        """Write the newest weights unless they are written, and wait until they are."""
+        self._learn_outcome()
         if self._store is None or self._record is None:
             return
         if self._record.version == self._trainer.version != self._saved:
-            self._save(wait=True)
-        else:
-            self._wait()
-
-    def _wait(self) -> None:
-        try:
-            if self._store is not None:
-                self._store.wait()
-        except Exception as error:  # as above; what was announced as written was not
-            self.note(f"The checkpoint of version {self._saved} was not written: {type(error).__name__}: {error}")
-            self._saved = None
+            self._save()
+            self._learn_outcome()
+        self._flushed = self._trainer.version
 
     def _close(self) -> None:
         if self._store is not None:
-            self._wait()
+            self._learn_outcome()
             self._store.close()

@@ -87,7 +87,7 @@ def group_title(group: Siblings) -> str:
     """A group in one line."""
     rewards = ", ".join(f"{reward:.3g}" for reward in group.rewards[:8]) + (", …" if len(group.rewards) > 8 else "")
     failed = sum(one.failure is not None for one in group.episodes)
-    parts = [f"Task {group.task.id:.40}", f"rewards {rewards}" if rewards else "no reward yet"]
+    parts = [f"Task {group.task.id!s:.40}", f"rewards {rewards}" if rewards else "no reward yet"]
     return " · ".join([*parts, f"{failed} failed"] if failed else parts)
 
 

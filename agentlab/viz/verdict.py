@@ -93,7 +93,7 @@ def diagnose(
     found = found or account(spans)
     shares = found.idle_shares if found.duration_s else {}
     if not found.busy_s:
-        return Verdict(sentence(found), 0.0, shares, (*said, *_findings(snapshot, spans)))
+        return Verdict(sentence(found), 0.0, shares, (*said, *_findings(snapshot, spans)), _unsaved(snapshot))
     why = reasons(spans, found.start_ns, found.stop_ns, max_concurrency=_places(snapshot))
     why = {reason: seconds / found.duration_s for reason, seconds in why.items()}
     load = workload_of(snapshot, spans, found)
@@ -104,7 +104,11 @@ def diagnose(
         found.utilisation,
         shares,
         (*_because(why, spans, snapshot), *said, *_findings(snapshot, spans), *_limits(seen)),
-        (*(f"{change}." for change in told), *_advice(snapshot, found, shares, predicted=not isinstance(seen, str))),
+        (
+            *_unsaved(snapshot),
+            *(f"{change}." for change in told),
+            *_advice(snapshot, found, shares, predicted=not isinstance(seen, str)),
+        ),
         why,
         told,
         None if isinstance(seen, str) else seen.ceiling,
@@ -192,6 +196,16 @@ def _findings(snapshot: RunSnapshot, spans: Sequence[Span]) -> tuple[str, ...]:
     if engine.compilations:
         lines.append(f"{engine.compilations} programs were compiled after warm-up; there should be none.")
     return (*lines, *merged(snapshot.notes))
+
+
+def _unsaved(snapshot: RunSnapshot) -> tuple[str, ...]:
+    """What to change where checkpoints cannot be written."""
+    if snapshot.unsaved is None:
+        return ()
+    return (
+        "Mend the folder of the checkpoints while the run lives: what was learned since the last one would be lost "
+        "with this process, and the run ends with an error unless its last checkpoint is written.",
+    )
 
 
 def _calls(engine: EngineStats, spans: Sequence[Span]) -> list[str]:
