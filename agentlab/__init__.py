@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from agentlab.agents import ConversationAgentBase, FrozenLakeAgent, ModelAgent, ToolAgent
     from agentlab.environments import BaseTaskEnv, FrozenLake, TaskEnvironment, ToolEnvironment
     from agentlab.inference import JaxEngine, ScriptedEngine, VLLMEngine, VLLMServerEngine
-    from agentlab.learner import AgenticRLLearner, GRPOConfig, GRPOLearner, SFTTrainer
-    from agentlab.models import load_model, save_model, tiny_model
+    from agentlab.learner import AgenticRLLearner, GRPOConfig, GRPOLearner, SFTTrainer, save_adapters
+    from agentlab.models import load_adapters, load_model, save_model, tiny_model
     from agentlab.rollout import RolloutConfig, RolloutOrchestrator, evaluate, run_episode, sinks
     from agentlab.run import Run, current_run
     from agentlab.training import SFTConfig, algorithms, glossary
@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Task", "Trajectory", "TrajectoryGroup", "Action", "EnvStepResult", "SamplingParams",
-    "load_model", "save_model", "tiny_model",
+    "load_model", "save_model", "load_adapters", "save_adapters", "tiny_model",
     "GRPOLearner", "GRPOConfig", "AgenticRLLearner", "SFTTrainer", "SFTConfig", "Run", "current_run",
     "RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate",
     "ConversationAgentBase", "ModelAgent", "ToolAgent", "FrozenLakeAgent",
@@ -34,8 +34,8 @@ __all__ = [
 
 _HOMES = {
     "agentlab.types": ("Task", "Trajectory", "TrajectoryGroup", "Action", "EnvStepResult", "SamplingParams"),
-    "agentlab.models": ("load_model", "save_model", "tiny_model"),
-    "agentlab.learner": ("GRPOLearner", "GRPOConfig", "AgenticRLLearner", "SFTTrainer"),
+    "agentlab.models": ("load_adapters", "load_model", "save_model", "tiny_model"),
+    "agentlab.learner": ("GRPOLearner", "GRPOConfig", "AgenticRLLearner", "SFTTrainer", "save_adapters"),
     "agentlab.training": ("SFTConfig",),
     "agentlab.run": ("Run", "current_run"),
     "agentlab.rollout": ("RolloutOrchestrator", "RolloutConfig", "run_episode", "evaluate"),

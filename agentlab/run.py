@@ -37,6 +37,7 @@ class Session:
 
     def __init__(self, name: str, parts: Parts, tasks: Tasks, steps: int):
         self.name, self.parts, self.tasks, self.steps = name, parts, tasks, steps
+        self.adapters = parts.adapters
         self.status: RunStatus = "starting"
         self._settings = asdict(parts.orchestrator.config)
         self.start_ns = now_ns()
@@ -113,6 +114,7 @@ class Session:
         with self._at(f"update {len(self.metrics) + 1} of the learner"):
             result = await self.parts.learner.update(batch)
         orchestrator.trained(batch)
+        self.adapters = result.policy.adapters
         self.parts.on_policy(result.policy)
         self.parts.engine.update_policy(result.policy)
         orchestrator.advance(result.policy.version)
@@ -251,6 +253,7 @@ class Run:
         self._last = RunSnapshot(name=name, status="starting", step=0, steps=steps, start_ns=now_ns(), now_ns=now_ns())
         self._listeners: list[Callable[[RunSnapshot], None]] = []
         self._error: BaseException | None = None
+        self._adapters: Any = None
         self.tokenizer: Any = None
         """A private copy of the model's, which turns token ids into text; None before the engine is built."""
         self._ended = False
@@ -327,6 +330,15 @@ class Run:
         return self
 
     # -- what it has seen --------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> Any:
+        """The newest trained adapters, an `agentlab.models.Adapters`, for `save_adapters`; kept after its end.
+
+        None before the first update, and where all weights are trained.
+        """
+        session = self._session
+        return self._adapters if session is None else session.adapters
 
     def snapshot(self) -> RunSnapshot:
         """Everything a display needs, taken at one moment.
@@ -465,7 +477,7 @@ class Run:
     def _finish(self) -> None:
         last = self._session.snapshot() if self._session is not None else replace(self._last, status="failed")
         text = f"{type(self._error).__name__}: {self._error}" if last.status == "failed" else None
-        self._last = replace(last, error=text)
+        self._last, self._adapters = replace(last, error=text), self.adapters
         self._session, self._ended = None, True  # gives back the engine's memory
         if self._error is not None:
             traceback.clear_frames(self._error.__traceback__)

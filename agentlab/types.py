@@ -302,10 +302,14 @@ class Completion:
 
 @dataclass(frozen=True)
 class Policy:
-    """Weights at a version. `params` is never donated or changed once published."""
+    """Weights at a version. `params` and `adapters` are never donated or changed once published."""
 
     version: int
     params: Any
+    """Without adapters, which are merged into them."""
+    adapters: Any = None
+    """An `agentlab.models.Adapters`, of which `params` are the sum with the base model; None where all weights are
+    trained, or none has been yet."""
 
 
 @dataclass(frozen=True)

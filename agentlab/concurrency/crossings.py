@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import queue
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 

@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -15,6 +14,7 @@ from agentlab.rollout.conversations import ConversationFeed, check_conversations
 from agentlab.rollout.sinks import Sink
 from agentlab.run import Parts, Run
 from agentlab.training import SFTConfig, Trainer
+from agentlab.training.adapters import check_adapters
 from agentlab.training.sft import sft
 from agentlab.types import Policy
 
@@ -26,7 +26,7 @@ class SFTTrainer:
     a turn is tokenised as the engine would sample it, so a model learns here the format that it needs there.
 
     Args:
-        model: What to train; see `load_model`.
+        model: What to train; see `load_model`. With adapters (`load_adapters`) training goes on from them.
         config: How to train; `lora_rank=0` trains all weights.
 
     Raises:
@@ -38,6 +38,7 @@ class SFTTrainer:
         self.model = model
         self.config = config if config is not None else SFTConfig()
         check_made(self.config, SFTConfig, "config")
+        check_adapters(model, self.config.lora_rank, self.config.lora_alpha)
         self._weights = TrainedWeights(model, lambda: Trainer(model, self.config, sft))
 
     def train(
@@ -83,7 +84,7 @@ class SFTTrainer:
     @property
     def trained_model(self) -> Model:
         """The model with the newest weights, for `save_model` or a `GRPOLearner`."""
-        return replace(self.model, params=self.policy.params)
+        return self._weights.model
 
     def _parts(self, steps: int, begun: Begun) -> Parts:
         self._weights.refresh()
@@ -108,4 +109,5 @@ class SFTTrainer:
             schedule=begun.schedule(),
             sinks=begun.sinks,
             notes=notes,
+            adapters=self.policy.adapters,
         )

@@ -30,6 +30,7 @@ from agentlab.rollout.orchestrator import Tasks, check_roles, check_tasks
 from agentlab.rollout.sinks import Sink
 from agentlab.run import Parts, Run
 from agentlab.training import Algorithm, TrainConfig, check_trainable
+from agentlab.training.adapters import check_adapters
 from agentlab.training.checkpoint import described
 from agentlab.training.quantized import on_grid
 from agentlab.types import Policy, SamplingParams, Trajectory, checked_option, config
@@ -64,7 +65,7 @@ class AgenticRLLearner:
     Used by the main thread. The trainer inside belongs to the learner thread of the live run.
 
     Args:
-        model: What to train; see `load_model`.
+        model: What to train; see `load_model`. With adapters (`load_adapters`) training goes on from them.
         agent_class: Called once per episode with `agent_kwargs`; a class or any callable.
         env_class: Called once per episode with the task and `env_kwargs`.
         config: How to roll out and how to train.
@@ -101,6 +102,7 @@ class AgenticRLLearner:
         self.model = on_grid(model, self.config.base_type) if self.config.base_type else model
         algorithm = self.config.algorithm if algorithm is None else algorithm
         check_made(algorithm, Algorithm, "algorithm")
+        check_adapters(model, self.config.lora_rank, self.config.lora_alpha)
         if self.config.tokens_per_slot > model.config.max_position:
             raise ConfigError(
                 f"tokens_per_slot must be at most {model.config.max_position}, the context of {model.name}, "
@@ -108,7 +110,6 @@ class AgenticRLLearner:
             )
         self.algorithm = algorithm
         self._placing = Placing(placement, engine_devices, own_engine=engine not in (None, "jax"))
-        self._make_engine = self._engine_option(engine)
         self._roles: dict[str, Any] = {
             "agent_class": agent_class,
             "env_class": env_class,
@@ -118,6 +119,7 @@ class AgenticRLLearner:
         self._weights = TrainedWeights(
             self.model, lambda: trainer_of(self._placed(), self.model, self.config, algorithm)
         )
+        self._make_engine = self._engine_option(engine)
         check_roles(**self._roles)
 
     def train(
@@ -219,7 +221,7 @@ class AgenticRLLearner:
     @property
     def trained_model(self) -> Model:
         """The model with the newest weights, for `save_model` or another learner."""
-        return replace(self.model, params=self.policy.params)
+        return self._weights.model
 
     def _parts(self, steps: int, eval_tasks: Tasks | None, eval_every: int, eval_k: int, begun: Begun) -> Parts:
         self._weights.refresh()
@@ -245,13 +247,14 @@ class AgenticRLLearner:
             schedule=begun.schedule(),
             sinks=begun.sinks,
             notes=notes,
+            adapters=self.policy.adapters,
             meter=meter,
         )
 
     def _engine_option(self, engine: Any) -> Callable[[Model], Any] | Engine | None:
         if engine == "vllm":
             return VLLMEngine(
-                self.model, max_model_len=self.config.tokens_per_slot, max_num_seqs=self.config.max_concurrency
+                self._sampled, max_model_len=self.config.tokens_per_slot, max_num_seqs=self.config.max_concurrency
             )
         if engine is None or engine == "jax":
             return None
@@ -266,10 +269,11 @@ class AgenticRLLearner:
         if isinstance(self._make_engine, Engine):
             engine = self._make_engine
         elif self._make_engine is not None:
-            engine = self._make_engine(self.model)
+            engine = self._make_engine(self._sampled)
         else:
+            placed = self._placed()
             engine = JaxEngine(
-                sampled_model(self._placed(), self.model),
+                sampled_model(placed, self._placing.shared(placed, self._sampled)),
                 num_slots=self.config.num_slots or None,
                 max_slots=self.config.max_concurrency,
                 tokens_per_slot=self.config.tokens_per_slot,
@@ -278,6 +282,11 @@ class AgenticRLLearner:
         if self.policy.version or isinstance(self._make_engine, Engine):
             engine.update_policy(self.policy)
         return engine
+
+    @property
+    def _sampled(self) -> Model:
+        """What an engine is made of: weights without adapters, which policies of the same structure replace."""
+        return self.trained_model if self.model.config.lora else self.model
 
     def _placed(self) -> Plan:
         """The plan, with the model where it says, if engine and trainer share it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlab.errors import ConfigError, RunError
-from agentlab.models import Model
+from agentlab.models import Model, adapters_of, merged
 from agentlab.rollout.ledger import Progress, RunRecord, Schedule
 from agentlab.rollout.sinks import JsonLines, Sink, check_sinks
 from agentlab.run import current_run
@@ -87,7 +87,8 @@ class TrainedWeights:
     """
 
     def __init__(self, model: Model, make_trainer: Callable[[], Trainer]):
-        self.policy = Policy(0, model.params)
+        self._model = model
+        self.policy = Policy(0, merged(model).params, adapters_of(model))
         """The newest weights; frozen."""
         self._make_trainer = make_trainer
         self._trainer: Trainer | None = None
@@ -108,6 +109,13 @@ class TrainedWeights:
         outlets = (*check_sinks(sinks), *(plan.sinks() if plan else ()))
         self._check_free()
         return replace(self._found(plan, about), sinks=outlets)
+
+    @property
+    def model(self) -> Model:
+        """The model with the newest weights, its adapters folded in."""
+        changed = self._model.changed or self.policy.version > 0 or self._model.config.lora is not None
+        config = self._model.config.without_lora()
+        return replace(self._model, config=config, params=self.policy.params, changed=changed)
 
     def refresh(self) -> None:
         """Take the trainer's newest weights, if it is here. On the loop, before its thread starts."""

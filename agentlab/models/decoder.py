@@ -53,7 +53,8 @@ class Linear(nnx.Module):
         """[..., in] -> [..., out]"""
         y = project(x, self.weight[...])
         if self.lora_scale is not None:
-            y += self.lora_scale * project(project(x, self.lora_a[...]), self.lora_b[...])
+            # Adapters may be float32 on weights of half precision; the stream keeps its type.
+            y += (self.lora_scale * project(project(x, self.lora_a[...]), self.lora_b[...])).astype(y.dtype)
         return y + self.bias[...] if self.has_bias else y
 
 

@@ -180,6 +180,8 @@ def _parse(path: Path, content: mmap.mmap) -> GGUFFile:
     tensors = {}
     for name, shape, number, offset in headers:
         kind = _kind(path, name, number)
+        if name in tensors:
+            raise ValueError(f"it holds the tensor {name} twice")
         if not shape or shape[-1] % GGML_QUANT_SIZES[kind][0]:
             raise ValueError(f"the tensor {name} of type {kind.name} cannot have the shape {list(shape)}")
         tensor = GGUFTensor(name, path, shape, kind, start + offset)

@@ -1,6 +1,5 @@
 """`load_model`: a model from a folder, from a GGUF file, or by its name on the Hugging Face hub."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,22 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from agentlab.errors import ConfigError, ModelError
+from agentlab.models.adapters import ADAPTER_CONFIG
 from agentlab.models.config import DecoderConfig
 from agentlab.models.fetch import fetch_model
+from agentlab.models.folder import read_json
 from agentlab.models.gguf_file import load_gguf
 from agentlab.models.hub_config import read_config
 from agentlab.models.model import Model
 from agentlab.models.safetensors_file import SafeTensor, read_safetensors
 from agentlab.models.sharding import checked_mesh
 from agentlab.models.tokenizer import load_tokenizer
-from agentlab.models.weights import check_tensors, load_params
+from agentlab.models.weights import check_frequencies, check_tensors, load_params, with_head
 from agentlab.tracing import span
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DTYPES = ("float32", "bfloat16")
-INDEX_FILE = "model.safetensors.index.json"
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 def load_model(
@@ -81,33 +82,28 @@ def _checked_dtype(dtype: Any) -> Any:
 
 
 def _load_folder(folder: Path, *, name: str, dtype: Any, mesh: Mesh | None, progress: bool) -> Model:
+    if (folder / ADAPTER_CONFIG).exists():
+        raise ModelError(
+            f"{folder} must hold a whole model, and holds adapters ({ADAPTER_CONFIG}). Load the model that they belong "
+            "to, and put them on it: al.load_adapters(al.load_model(...), folder). If weights of a model lie beside "
+            "them, move the adapters to a folder of their own."
+        )
     config = _read_folder_config(folder)
-    tensors = _folder_tensors(folder)
+    config, tensors = with_head(config, _folder_tensors(folder), source=str(folder), dtype=dtype)
     check_tensors(config, {key: tensor.shape for key, tensor in tensors.items()}, source=str(folder))
+    check_frequencies(config, tensors, source=str(folder))
     tokenizer = load_tokenizer(folder)
     params = load_params(config, tensors, source=str(folder), dtype=dtype, mesh=mesh, progress=progress)
     return Model(name, config, params, tokenizer)
 
 
 def _read_folder_config(folder: Path) -> DecoderConfig:
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    stops = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    stops = read_json(generation).get("eos_token_id") if generation.exists() else None
     if stops is not None:
         raw = {**raw, "eos_token_id": stops}
     return read_config(raw, source=str(folder / "config.json"))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} must exist, and does not. Give the folder of a Hugging Face model.") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} must be readable JSON: {error}. Download the model again.") from error
-    if not isinstance(raw, dict):
-        raise ModelError(f"{path} must hold a JSON object, got {type(raw).__name__}. Download the model again.")
-    return raw
 
 
 def _folder_tensors(folder: Path) -> dict[str, SafeTensor]:
@@ -124,11 +120,17 @@ def _folder_tensors(folder: Path) -> dict[str, SafeTensor]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    single = folder / SINGLE_FILE
     if (folder / INDEX_FILE).exists():
-        names = _read_json(folder / INDEX_FILE).get("weight_map", {}).values()
+        names = read_json(folder / INDEX_FILE).get("weight_map", {}).values()
         files = sorted({folder / name for name in names})
-    elif (folder / "model.safetensors").exists():
-        files = [folder / "model.safetensors"]
+        if single.exists() and single not in files:
+            raise ModelError(
+                f"{folder} must hold one set of weights, and holds two: {SINGLE_FILE}, and the files that {INDEX_FILE} "
+                "names. Remove those that do not belong to the model."
+            )
+    elif single.exists():
+        files = [single]
     else:
         files = sorted(folder.glob("*.safetensors"))
     missing = [path.name for path in files if not path.exists()]

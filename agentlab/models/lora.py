@@ -87,3 +87,20 @@ def merged_weight(lora: LoraConfig, weight: Array, lora_a: Array, lora_b: Array)
     """
     update = lora_b.astype(jnp.float32) @ lora_a.astype(jnp.float32)
     return (weight + lora.scale * update).astype(weight.dtype)
+
+
+def merged(model: Model) -> Model:
+    """The same model without adapters, which are folded into its weights; itself where it has none."""
+    if not model.config.lora:
+        return model
+    params = merge_lora(model.config, model.params)
+    return replace(model, config=model.config.without_lora(), params=params, changed=True)
+
+
+def without_adapters(model: Model) -> Model:
+    """The same model without adapters, as if they had never been there; weights are shared, not copied."""
+    if not model.config.lora:
+        return model
+    arrays = {path: array for path, array in flat_arrays(model.params).items() if path[-1] not in ADAPTER_NAMES}
+    config = model.config.without_lora()
+    return replace(model, config=config, params=with_arrays(abstract_params(config), arrays))

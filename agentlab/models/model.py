@@ -19,6 +19,8 @@ class Model:
     """An `nnx.State` of jax arrays, as `nnx.split(decoder)` gives it."""
     tokenizer: Any
     """A transformers tokenizer with a chat template."""
+    changed: bool = False
+    """Whether training has changed the weights, so that they are no longer those that are known as `name`."""
 
     def decoder(self) -> Decoder:
         """A decoder over these parameters, to be called under `jax.jit`."""

@@ -1,6 +1,8 @@
 """From named arrays to parameters: every weight is there, fits and is finite, or an error says which is not."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any, Protocol
 
@@ -10,14 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from agentlab.errors import ModelError
 from agentlab.models.config import DecoderConfig
-from agentlab.models.decoder import abstract_params
+from agentlab.models.decoder import abstract_params, rotary_frequencies
 from agentlab.models.sharding import param_shardings
 from agentlab.models.tree import Path, flat_arrays, with_arrays
 from agentlab.platform.progress import bar
 
-IGNORED_SUFFIX = "rotary_emb.inv_freq"
+FREQUENCIES_SUFFIX = "rotary_emb.inv_freq"
 """Old checkpoints store the rotary frequencies; they follow from the config."""
-
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 Span = tuple[tuple[int, int], ...]
 """(first, behind the last) index of a part along each axis."""
@@ -37,10 +39,57 @@ class StoredTensor(Protocol):
 def tensor_name(path: Path) -> str:
     """The name in a Hugging Face checkpoint of the parameter at this path."""
     if path == ("embed_tokens",):
-        return "model.embed_tokens.weight"
+        return TABLE
     if path == ("lm_head",):
-        return "lm_head.weight"
+        return HEAD
     return ".".join(["model", *map(str, path)])
+
+
+def with_head(
+    config: DecoderConfig, tensors: Mapping[str, StoredTensor], *, source: str, dtype: Any
+) -> tuple[DecoderConfig, dict[str, StoredTensor]]:
+    """The config and tensors of a checkpoint, agreed on whether the head is the embedding, as transformers does it.
+
+    Where the config ties them and the file holds both, equal ones are tied, and different ones are both kept, with
+    a warning: such a model was trained with a head of its own. Where the file holds the head alone, it is both.
+
+    Args:
+        config: As read.
+        tensors: By their Hugging Face names.
+        source: Where they come from, for warnings.
+        dtype: In which the weights will be held, and are compared.
+    """
+    kept = dict(tensors)
+    if not config.tied_embeddings or HEAD not in kept:
+        return config, kept
+    if TABLE not in kept:
+        kept[TABLE] = kept.pop(HEAD)
+    elif _same_values(kept[TABLE], kept[HEAD], dtype):
+        del kept[HEAD]
+    else:
+        warnings.warn(
+            f"{source}: the config ties the head to the embedding (tie_word_embeddings), but {HEAD} and {TABLE} are "
+            "different weights. Both are used, untied. Set tie_word_embeddings to false in config.json; if "
+            f"the head is left over from another model, remove {HEAD}.",
+            stacklevel=2,
+        )
+        return replace(config, tied_embeddings=False), kept
+    return config, kept
+
+
+def _same_values(one: StoredTensor, other: StoredTensor, dtype: Any) -> bool:
+    """Whether they are equal once held as `dtype`. Read block by block."""
+    if tuple(one.shape) != tuple(other.shape):
+        return False
+    blocks, rest = other.blocks(), np.empty(0)
+    for _, block in one.blocks():
+        while len(block):
+            rest = rest if len(rest) else next(blocks)[1]
+            size = min(len(block), len(rest))
+            if not np.array_equal(block[:size].astype(dtype), rest[:size].astype(dtype)):
+                return False
+            block, rest = block[size:], rest[size:]
+    return True
 
 
 def check_tensors(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]], *, source: str) -> None:
@@ -50,8 +99,7 @@ def check_tensors(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]], 
         ModelError: tensors are missing, unknown or of another shape.
     """
     wanted = {tensor_name(path): tuple(a.shape) for path, a in flat_arrays(abstract_params(config)).items()}
-    known = {*wanted, "lm_head.weight"} if config.tied_embeddings else set(wanted)
-    extra = [name for name in shapes if name not in known and not name.endswith(IGNORED_SUFFIX)]
+    extra = [name for name in shapes if name not in wanted and not name.endswith(FREQUENCIES_SUFFIX)]
     missing = [name for name in wanted if name not in shapes]
     wrong = [
         f"{name} is {list(shapes[name])} and must be {list(shape)}"
@@ -66,10 +114,30 @@ def check_tensors(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]], 
     if wrong:
         faults.append(f"{len(wrong)} misshapen ({_some(wrong)})")
     if faults:
+        untied = " If its head is the embedding, the config must say tie_word_embeddings: true." * (HEAD in missing)
         raise ModelError(
             f"{source} must hold exactly the {len(wanted)} tensors of its {config.model_type} config; "
             f"it has {', '.join(faults)}. Download the model again, or check that config and weights belong together."
+            f"{untied}"
         )
+
+
+def check_frequencies(config: DecoderConfig, tensors: Mapping[str, StoredTensor], *, source: str) -> None:
+    """Warn of stored rotary frequencies that are not those of the config, which decides, as in transformers."""
+    bases = [rotary_frequencies(config, local=local) for local in (False, True)]
+    bases.append(rotary_frequencies(replace(config, rope_scaling=None)))  # of models that scale positions instead
+    for name, tensor in tensors.items():
+        if not name.endswith(FREQUENCIES_SUFFIX):
+            continue
+        stored = np.concatenate([block for _, block in tensor.blocks()]).astype(np.float32)
+        # Half precision rounds by less than a hundredth, and the smallest to steps of 6e-8.
+        if not any(b.shape == stored.shape and np.allclose(stored, b, rtol=1e-2, atol=1e-7) for b in bases):
+            warnings.warn(
+                f"{source}: {name} holds other rotary frequencies than follow from the config (rope_theta, "
+                "rope_scaling). They are not used, as in transformers. Check that config and weights belong together.",
+                stacklevel=2,
+            )
+            return
 
 
 def load_params(
@@ -94,7 +162,7 @@ def load_params(
         progress: Show a bar.
 
     Raises:
-        ModelError: a tensor holds NaN or infinity, or its file is damaged.
+        ModelError: a tensor holds NaN, infinity or numbers beyond float32, or its file is damaged.
     """
     abstract = abstract_params(config, dtype)
     wanted = flat_arrays(abstract)
@@ -114,9 +182,12 @@ def load_params(
 
 def _finite(blocks: Iterable[tuple[int, np.ndarray]], name: str, source: str) -> Iterator[tuple[int, np.ndarray]]:
     for start, block in blocks:
+        if block.dtype == np.float64:  # what is finite there may not be in float32, the widest that weights are held in
+            with np.errstate(over="ignore"):
+                block = block.astype(np.float32)
         if not np.isfinite(block).all():
             raise ModelError(
-                f"{source}: the tensor {name} must hold finite numbers, and holds NaN or infinity. "
+                f"{source}: the tensor {name} must hold finite numbers of float32's range, and holds others. "
                 "The file is damaged: download the model again."
             )
         yield start, block

@@ -39,5 +39,7 @@ class Parts:
     """Where rows are written while the run goes on."""
     notes: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=8))
     """Of the learner and of the checkpoints, for the snapshot; appended to on the loop."""
+    adapters: Any = None
+    """Those that the run begins with, see `Policy.adapters`."""
     meter: MeterThread | None = None
     """Reads what the accelerator's runtime says of itself; None where it says nothing."""

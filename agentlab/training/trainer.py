@@ -13,10 +13,11 @@ import numpy as np
 from jax import Array
 
 from agentlab.errors import ConfigError
-from agentlab.models import Model, add_lora
+from agentlab.models import Model, without_adapters
 from agentlab.models.sharding import lay_out
 from agentlab.models.tree import flat_arrays
 from agentlab.tracing import Stage, now_ns, span
+from agentlab.training.adapters import all_adapters, named_adapters, with_adapters
 from agentlab.training.advantages import token_advantages
 from agentlab.training.algorithms import Algorithm, grpo
 from agentlab.training.checkpoint import (
@@ -76,7 +77,7 @@ class TrainConfig:
     lora_rank: int = 16
     """Of the adapters of all linear layers; 0 trains all weights instead."""
     lora_alpha: float | None = None
-    """Adapters are scaled by lora_alpha / lora_rank; None takes 2 * lora_rank."""
+    """Adapters are scaled by lora_alpha / lora_rank; None takes 2 * lora_rank, or that of adapters that were loaded."""
     base_type: QuantizedType | None = None
     """Kind in which the frozen weights under the adapters are held, "nf4" (4 bits) or "int8"; None leaves them
     as they are. Needs the extra `qlora`."""
@@ -180,7 +181,8 @@ class Trainer:
         publish_to: Devices over which published weights are laid out; none given leaves them where the model lies.
 
     Raises:
-        ConfigError: the temperature is not above 0, the model has adapters already, or nothing is trained.
+        ConfigError: the temperature is not above 0, the model has adapters of another rank or scale, or nothing is
+            trained.
     """
 
     version: int
@@ -205,7 +207,7 @@ class Trainer:
         if self.config.base_type is not None:
             model = on_grid(model, self.config.base_type)
         self._model = model
-        adapted = _with_adapters(model, self.config)
+        adapted = with_adapters(model, self.config.lora_rank, self.config.lora_alpha, self.config.seed)
         self._trained, self._frozen = split_trained(
             adapted.params,
             adapters_only=bool(self.config.lora_rank),
@@ -241,12 +243,13 @@ class Trainer:
         self._optimizer_state = self._replicas.replicate(self._rule.optimizer.init(self._trained))
         self._steps = 0
         self._compiled: set[tuple[int, int]] = set()
-        self._policy = Policy(0, model.params)
+        self._base = without_adapters(model).params
+        self._policy = None if model.config.lora else Policy(0, self._base)
 
     @property
     def policy(self) -> Policy:
         """The newest weights, merged."""
-        return self._policy
+        return self._policy or self._publish(changed=True)
 
     def update(self, groups: Sequence[TrajectoryGroup]) -> UpdateResult:
         """One update from these groups. The version rises by 1 even if they teach nothing.
@@ -282,7 +285,7 @@ class Trainer:
         metrics["seconds"] = (now_ns() - start_ns) / 1e9
         metrics["tokens_per_s"] = metrics["tokens"] * self.config.epochs_per_batch / metrics["seconds"]
         logprobs = epochs[0]["logprobs"] if epochs else ()
-        return UpdateResult(self._policy, metrics, notes, trained_groups(groups, packed, logprobs, self.version - 1))
+        return UpdateResult(self.policy, metrics, notes, trained_groups(groups, packed, logprobs, self.version - 1))
 
     def save(self, folder: str | Path) -> None:
         """Write weights, optimizer state and version below `folder`, whole or not at all.
@@ -441,15 +444,20 @@ class Trainer:
             "logprobs": [sums[number]["logprob"] for number in range(len(packed.batches))],
         }
 
-    def _publish(self, *, changed: bool) -> None:
-        params = self._policy.params
-        if changed:
-            base = self._model.params
-            trained = self._replicas.gathered(self._trained, flat_arrays(base)["embed_tokens",])
-            params = published(self._program.config, base, trained)
+    def _publish(self, *, changed: bool) -> Policy:
+        before, config = self._policy, self._program.config
+        params, adapters = before.params if before else None, None
+        if config.lora or changed:
+            like = flat_arrays(self._base)["embed_tokens",]
+            trained = self._replicas.gathered({**all_adapters(self._frozen, self._trained), **self._trained}, like)
+            adapters = named_adapters(self._model, config.lora, trained)
+            if not self._model.config.lora:  # fresh adapters that are frozen add nothing
+                trained = {name: trained[name] for name in self._trained}
+            params = published(config, self._base, trained) if changed or before is None else params
         if self._publish_to:
             params = lay_out(self._model.config, params, self._publish_to)
-        self._policy = Policy(self.version, jax.block_until_ready(params))
+        self._policy = Policy(self.version, jax.block_until_ready(params), adapters)
+        return self._policy
 
 
 def _loss_options(options: TrainConfig, algorithm: Algorithm) -> LossOptions:
@@ -462,11 +470,3 @@ def _loss_options(options: TrainConfig, algorithm: Algorithm) -> LossOptions:
         divergence_in=algorithm.divergence_in,
         entropy_bonus=options.entropy_bonus,
     )
-
-
-def _with_adapters(model: Model, options: TrainConfig) -> Model:
-    if model.config.lora:
-        raise ConfigError(f"{model.name} has adapters already. Fold them in with merge_lora before training.")
-    if not options.lora_rank:
-        return model
-    return add_lora(model, options.lora_rank, alpha=options.lora_alpha, seed=options.seed)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from agentlab import tracing
 from agentlab.inference.base import Engine
-from agentlab.models import Model
+from agentlab.models import Model, without_adapters
 from agentlab.models.config import LoraConfig
 from agentlab.models.decoder import abstract_params
 from agentlab.models.tree import flat_arrays
@@ -109,12 +109,12 @@ def memory_plan(model: Model, config: Any) -> dict[str, int]:
 
     Activations are an estimate, the rest is exact for one device.
     """
-    shape = model.config
-    arrays = flat_arrays(model.params)
+    bare = without_adapters(model)
+    shape, arrays = bare.config, flat_arrays(bare.params)
     item_bytes = next(iter(arrays.values())).dtype.itemsize
     num_trained = sum(array.size for array in arrays.values())
     if config.lora_rank:
-        lora = LoraConfig(rank=config.lora_rank, alpha=1.0)
+        lora = model.config.lora or LoraConfig(rank=config.lora_rank, alpha=1.0)
         adapted = flat_arrays(abstract_params(replace(shape, lora=lora), next(iter(arrays.values())).dtype))
         num_trained = sum(array.size for path, array in adapted.items() if path not in arrays)
     layers = 2 + (1 if config.remat else shape.num_layers) * ARRAYS_PER_LAYER
