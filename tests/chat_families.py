@@ -110,6 +110,50 @@ GEMMA3 = """
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}
 """
 
+QWEN35 = f"""{TOOLS_OF_QWEN}{{% endif %}}
+{{%- set last = namespace(query=-1) %}}
+{{%- for m in messages %}}{{% if m.role == 'user' %}}{{% set last.query = loop.index0 %}}{{% endif %}}{{% endfor %}}
+{{%- for m in messages %}}
+  {{%- if m.role in ('user', 'system') %}}
+    {{{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}}}
+  {{%- elif m.role == 'assistant' %}}
+    {{%- set thought = '' %}}{{% set said = m.content %}}
+    {{%- if '</think>' in said %}}
+      {{%- set thought = said.split('</think>')[0].split('<think>')[-1].strip('\n') %}}
+      {{%- set said = said.split('</think>')[-1].lstrip('\n') %}}
+    {{%- endif %}}
+    {{{{- '<|im_start|>assistant\n' }}}}
+    {{%- if loop.index0 > last.query %}}{{{{- '<think>\n' + thought + '\n</think>\n\n' }}}}{{% endif %}}
+    {{{{- said + '<|im_end|>\n' }}}}
+  {RESULT_OF_QWEN}
+  {{%- endif %}}
+{{%- endfor %}}
+{{%- if add_generation_prompt %}}{{{{ '<|im_start|>assistant\n<think>\n' }}}}
+  {{%- if enable_thinking is defined and not enable_thinking %}}{{{{ '\n</think>\n\n' }}}}{{% endif %}}
+{{%- endif %}}
+"""
+
+DEEPSEEK_R1 = """
+{{- '<|bos|>' }}
+{%- for m in messages %}
+  {%- if m.role == 'system' %}{{ m.content }}
+  {%- elif m.role == 'assistant' %}{{ '<|Assistant|>' + m.content.split('</think>')[-1] + '<|eos|>' }}
+  {%- else %}{{ '<|User|>' + m.content }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}
+"""
+
+NEMOTRON = """
+{%- set ns = namespace(thinks=true) %}
+{%- for m in messages %}{% if '/no_think' in m.content %}{% set ns.thinks = false %}{% endif %}{% endfor %}
+{%- for m in messages %}
+  {{- '<|im_start|>' + m.role + '\n' + m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- '<|im_start|>assistant\n' + ('<think>\n' if ns.thinks else '<think></think>') }}
+{%- endif %}
+"""
+
 FAMILIES: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
     "smollm2": (SMOLLM2, CHATML, "<|im_end|>", ()),
     "qwen2.5": (QWEN25, CHATML, "<|im_end|>", QWEN_MARKUP),
@@ -121,13 +165,26 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
 """By family: the template, its special tokens, the one that ends a turn, and other tokens it writes."""
 
 
+OPENING: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
+    "qwen3.5": (QWEN35, CHATML, "<|im_end|>", (*QWEN_MARKUP, "<think>", "</think>")),
+    "deepseek-r1": (
+        DEEPSEEK_R1,
+        ("<|bos|>", "<|eos|>", "<|User|>", "<|Assistant|>"),
+        "<|eos|>",
+        ("<think>", "</think>"),
+    ),
+    "nemotron": (NEMOTRON, CHATML, "<|im_end|>", ()),
+}
+"""The same of families whose generation prompt opens a thought; the tags of the last are no tokens of their own."""
+
+
 @cache
 def family_tokenizer(family: str) -> Any:
     """A tokenizer of one token per byte, special tokens as the family's, and markup that is not special."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    template, specials, end, markup = FAMILIES[family]
+    template, specials, end, markup = (FAMILIES | OPENING)[family]
     symbols = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     bytewise = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

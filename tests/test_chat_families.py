@@ -8,7 +8,7 @@ from chat_families import FAMILIES, family_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlab.agents import ToolAgent, with_parser_of
+from agentlab.agents import Taught, ToolAgent, speaking_with
 from agentlab.chat import ChatFormat, parser_named, parser_of_model
 from agentlab.environments import BaseTaskEnv, ToolEnvironment
 from agentlab.inference import ScriptedEngine
@@ -167,8 +167,10 @@ def test_the_model_chooses_the_syntax_of_its_tool_calls(family):
     tokenizer = family_tokenizer(family)
     assert parser_of_model(tokenizer) == SYNTAX[family]
     tools = {"tool_map": {"calculator": Calculator}}
-    assert ToolAgent(**with_parser_of(ToolAgent, tools, tokenizer)).parser.name == SYNTAX[family]
-    assert with_parser_of(ToolAgent, {"tool_parser_name": "react"}, tokenizer) == {"tool_parser_name": "react"}
+    with speaking_with(Taught.of(tokenizer)):
+        assert ToolAgent(**tools).parser.name == SYNTAX[family]
+        assert ToolAgent(**tools, tool_parser_name="react").parser.name == "react"
+    assert ToolAgent(**tools).parser.name == "hermes"
 
 
 def test_a_rollout_gives_a_tool_agent_the_syntax_of_its_model():

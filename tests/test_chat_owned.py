@@ -1,6 +1,7 @@
 """A tokenizer of one's own: what others do with theirs, on whatever thread, changes no token."""
 
 import contextlib
+import copy
 import json
 import threading
 
@@ -183,9 +184,13 @@ def test_a_private_copy_cannot_be_changed_and_names_what_to_use_instead():
     assert OwnTokenizer(own).encode(LONG) == own.encode(LONG)
 
 
-def test_a_tokenizer_of_transformers_that_cannot_be_copied_is_refused():
-    tokenizer = family_tokenizer("qwen3")
+def test_what_a_user_hangs_on_a_tokenizer_does_not_keep_it_from_being_copied_but_its_tables_must_be():
+    tokenizer = copy.deepcopy(family_tokenizer("qwen3"))
     tokenizer.held = threading.Lock()
+    own = private_copy(tokenizer)
+    change_backend(tokenizer)
+    assert own.encode(LONG) == family_tokenizer("qwen3").encode(LONG)
+    tokenizer._tokenizer = threading.Lock()
     with pytest.raises(ConfigError, match="deepcopy"):
         private_copy(tokenizer)
 

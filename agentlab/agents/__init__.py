@@ -2,14 +2,15 @@
 
 from agentlab.agents.base import ConversationAgentBase, observation_messages
 from agentlab.agents.check import check_agent
-from agentlab.agents.model import FrozenLakeAgent, ModelAgent, ToolAgent, with_parser_of
+from agentlab.agents.model import FrozenLakeAgent, ModelAgent, Taught, ToolAgent, speaking_with
 
 __all__ = [
     "ConversationAgentBase",
     "FrozenLakeAgent",
     "ModelAgent",
+    "Taught",
     "ToolAgent",
     "check_agent",
     "observation_messages",
-    "with_parser_of",
+    "speaking_with",
 ]

@@ -40,7 +40,8 @@ class ConversationAgentBase(abc.ABC):
         """Take in what the model said, and decide what to do in the environment.
 
         Args:
-            response: The text of the turn, without its end-of-turn token.
+            response: The text of the turn, without its end-of-turn token. Where the prompt ended with "<think>", it
+                begins with that tag, so that what was thought can be told from what was said.
             kwargs: What the rollout knows about it, e.g. `finish_reason`.
         """
 

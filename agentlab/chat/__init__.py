@@ -2,7 +2,8 @@
 
 from agentlab.chat.format import ChatFormat
 from agentlab.chat.owned import OwnTokenizer, private_copy
-from agentlab.chat.parsers import ParsedResponse, ToolCallParser
+from agentlab.chat.parsers import ParsedResponse, ToolCallParser, split_reasoning
+from agentlab.chat.reasoning import opened_thought, reasons
 from agentlab.chat.syntaxes import parser_named, parser_of_model
 
 __all__ = [
@@ -10,7 +11,10 @@ __all__ = [
     "OwnTokenizer",
     "ParsedResponse",
     "ToolCallParser",
+    "opened_thought",
     "parser_named",
     "parser_of_model",
     "private_copy",
+    "reasons",
+    "split_reasoning",
 ]

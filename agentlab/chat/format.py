@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlab.chat.owned import OwnTokenizer
+from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN, opened_thought, reasons
 from agentlab.errors import ConfigError, nearest
 from agentlab.types import Message
 
@@ -25,6 +26,10 @@ END_NAMES = (
     "</s>",
 )
 """Special tokens that end a text in the model families we know; each counts where it exists."""
+
+MAX_OPENED_TOKENS = 32
+"""Ids at the end of a prompt that are looked at for a thought that it opens: the tag may be one id or one for each
+of its letters."""
 
 AUTHORED_ROLES = ("system", "developer", "assistant")
 """Who may write markup that is no special token but one token all the same, e.g. Qwen's <tool_call>."""
@@ -96,6 +101,7 @@ class ChatFormat:
         self._special_pattern, self._control_pattern = any_of(self._specials), any_of(self._controls)
         self._anchor = self._find_anchor()
         self._cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        self._reasons = reasons(tokenizer)
         self._dialogue = self._choose_dialogue()
         self.system_role: bool = self._dialogue[0]["role"] == "system"
         self.tool_role: str = tool_role or ("tool" if self._has_tool_role() else "user")
@@ -167,6 +173,15 @@ class ChatFormat:
         if self._cleans_up:
             return self._tokenizer.decode(list(tokens[:end]), clean_up_tokenization_spaces=False)
         return self._tokenizer.decode(list(tokens[:end]))
+
+    def response(self, prompt: Sequence[int], sampled: Sequence[int]) -> str:
+        """The text of a turn that was sampled after `prompt`: what the prompt had opened of it, and `decode`.
+
+        A template may end the generation prompt with "<think>". The text of the turn begins with that tag then, so
+        that the text alone tells that a thought was begun, whether the model closed it or was cut off in it.
+        """
+        end = self.decode(prompt[-MAX_OPENED_TOKENS:]) if self._reasons else ""
+        return opened_thought(end) + self.decode(sampled)
 
     def template_messages(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as they are handed to the template: the one place where roles fall back.
@@ -324,7 +339,9 @@ class ChatFormat:
     def _find_rewrites(self) -> str:
         """What the template changes in a turn once a message follows it."""
         found: list[str] = []
-        for what, said in PROBES.items():
+        opened = opened_thought(self._apply(self._dialogue))
+        for what, probe in PROBES.items():
+            said = f"{opened}{THINK_CLOSE}\n\n{probe}" if opened and THINK_OPEN not in probe else probe
             for role in self._closings:
                 if self._between(role) is None:
                     continue
@@ -339,8 +356,9 @@ class ChatFormat:
         turn, news = messages[len(seen)], messages[len(seen) + 1 :]
         mark = {"role": "assistant", "content": ASSISTANT_MARK}
         delta = self._apply([*self._dialogue, mark, *self.template_messages(news)]).split(ASSISTANT_MARK, 1)[1]
-        said = checked_message(turn)["content"]
-        built = self._apply(self.template_messages(seen)) + said + delta
+        prompt = self._apply(self.template_messages(seen))
+        said = checked_message(turn)["content"].removeprefix(opened_thought(prompt))
+        built = prompt + said + delta
         return "".join(built.split()) == "".join(self._apply(self.template_messages(messages)).split())
 
     def _find_stop_tokens(self) -> tuple[int, ...]:

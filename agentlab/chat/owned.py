@@ -23,6 +23,8 @@ READABLE = (
     "vocab_size",
 )
 """What may be read of a tokenizer that is kept private."""
+BACKEND = "_tokenizer"
+"""Where `transformers` keeps the tables, and truncation and padding with them."""
 
 
 @final
@@ -76,21 +78,21 @@ class OwnTokenizer:
 def private_copy(tokenizer: Any) -> Any:
     """A copy of a tokenizer that shares nothing with it, and neither cuts nor pads.
 
-    A class of one's own that cannot be copied whole is copied at its top level: what it holds must not
-    change from call to call.
+    What it holds that cannot be copied, e.g. a lock, is shared; that must not change from call to call.
 
     Raises:
-        ConfigError: a tokenizer of `transformers` cannot be copied.
+        ConfigError: the tables of a tokenizer of `transformers` cannot be copied.
     """
-    try:
-        made = copy.deepcopy(tokenizer)
-    except Exception as error:  # whatever it holds, e.g. a lock
-        if any(kind.__module__.partition(".")[0] == "transformers" for kind in type(tokenizer).__mro__):
-            raise ConfigError(
-                "A tokenizer must allow copy.deepcopy, so that nobody else can change how texts are encoded; "
-                f"{type(tokenizer).__name__} raised {type(error).__name__}: {error}. Load it anew."
-            ) from error
-        return copy.copy(tokenizer)
+    made = copy.copy(tokenizer)
+    for name, value in getattr(tokenizer, "__dict__", {}).items():
+        try:
+            made.__dict__[name] = copy.deepcopy(value)
+        except Exception as error:  # whatever a user has put there
+            if name == BACKEND:
+                raise ConfigError(
+                    "A tokenizer must allow copy.deepcopy, so that nobody else can change how texts are encoded; "
+                    f"{type(tokenizer).__name__} raised {type(error).__name__}: {error}. Load it anew."
+                ) from error
     backend = getattr(made, "backend_tokenizer", None)
     for name in ("no_truncation", "no_padding"):
         if callable(reset := getattr(backend, name, None)):

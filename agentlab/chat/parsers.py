@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from agentlab.types import ToolCall, ToolSpec
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 MAX_CALLS = 64
 """Calls of one turn that are read; what a turn says beyond them is one call with an error."""
 MAX_ARGUMENTS = 64
@@ -49,7 +49,8 @@ class ToolCallParser(abc.ABC):
         """What the turn says. Never raises; takes time linear in the length of the text.
 
         Args:
-            text: A whole turn of the model. Calls inside its reasoning do not count.
+            text: A whole turn of the model, after what the prompt had opened of it (`opened_thought`). Calls inside
+                its reasoning do not count.
             tools: The tools on offer. Syntaxes that leave out names or types need them.
         """
         reasoning, said = split_reasoning(text, self.marks)

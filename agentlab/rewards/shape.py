@@ -49,6 +49,8 @@ def in_format(*tags: str) -> RewardFn:
     """A reward function: 1 where the answer is these tags in this order, each once, and nothing else; else 0.
 
     `in_format("think", "answer")` wants `<think>…</think><answer>…</answer>`, with white space between.
+    Of a model that reasons in <think> tags by itself a `ModelAgent` hands on the answer alone; to reward those tags
+    make it with reasoning="kept".
 
     Raises:
         ConfigError: a tag is no word, or there is none.

@@ -136,20 +136,20 @@ class Episode:
         observation, info = self._guarded("reset", reset_result, reset)
         await self._ask_agent("update_from_env", observation, 0.0, False, info)
         for _ in range(config.max_turns):
-            completion = await self._sample()
+            prompt = self._guarded("agent", lambda: self._transcript.prompt(self._agent.messages))
+            completion = await self._sample(prompt)
             if not completion.tokens:
                 self._truncation = "context"
                 return
-            if await self._act(completion):
+            if await self._act(completion, self._world.chat.response(prompt, completion.tokens)):
                 return
             if completion.finish_reason == "context":
                 self._truncation = "context"
                 return
         self._truncation = "max_turns"
 
-    async def _sample(self) -> Completion:
+    async def _sample(self, prompt: tuple[int, ...]) -> Completion:
         turn = len(self._turns)
-        prompt = self._guarded("agent", lambda: self._transcript.prompt(self._agent.messages))
         request = GenerationRequest(f"{self._session}/{turn}", self._session, prompt, self._sampling(turn))
         completion = await self._bounded(
             "model", self._world.config.model_timeout_s, lambda begin: self._generate(begin, request)
@@ -182,9 +182,8 @@ class Episode:
         self._timed.tag(tokens=len(found.tokens), prefilled=found.num_prefilled, **parts)
         return found
 
-    async def _act(self, completion: Completion) -> bool:
+    async def _act(self, completion: Completion, response: str) -> bool:
         model_s = (now_ns() - self._now.since_ns) / 1e9
-        response = self._world.chat.decode(completion.tokens)
         action = await self._ask_agent("update_from_model", response, finish_reason=completion.finish_reason)
         await self._ask_agent("record_response", response)
         step = partial(self._environment.step, action=action)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agentlab.chat import ChatFormat
+from agentlab.chat import ChatFormat, split_reasoning
 from agentlab.inference.base import Engine
 from agentlab.types import GenerationRequest, Message, SamplingParams
 
@@ -21,14 +21,15 @@ class EngineJudge:
         self._num_asked = 0
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        """What the engine answers; of the same episode the same, whoever shares its batch."""
+        """What the engine answers, without its reasoning; of the same episode the same, whoever shares its batch."""
         self._num_asked += 1
         # Sampled, not greedy: a judgement that could not be read is asked for again.
         sampling = SamplingParams(max_tokens=MAX_JUDGEMENT_TOKENS, seed=self._seed ^ self._num_asked)
         name = f"{self._session}/{self._num_asked}"
+        prompt = self._chat.start(messages)
         try:
-            request = GenerationRequest(name, self._session, self._chat.start(messages), sampling)
+            request = GenerationRequest(name, self._session, prompt, sampling)
             completion = await self._engine.generate(request)
         finally:
             self._engine.release(self._session)
-        return self._chat.decode(completion.tokens)
+        return split_reasoning(self._chat.response(prompt, completion.tokens))[1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from agentlab.agents import ConversationAgentBase, with_parser_of
+from agentlab.agents import ConversationAgentBase, Taught, speaking_with
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import BEAT_S, Bell, LoopThread, WorkerPool, calm_collector, first_error
 from agentlab.errors import ConfigError, RunError
@@ -76,8 +76,13 @@ class RolloutOrchestrator:
         self._engine, self._min_scored = engine, min(min_scored, self.config.group_size)
         self.chat = chat or ChatFormat(engine.tokenizer, template_options=self.config.template_options)
         """How messages become tokens, by a tokenizer that is a private copy."""
-        parsed_options = with_parser_of(agent_class, agent_options, engine.tokenizer)
-        self._make_agent = lambda: agent_class(**parsed_options)
+        taught = Taught.of(engine.tokenizer)
+
+        def make_agent() -> ConversationAgentBase:
+            with speaking_with(taught):
+                return agent_class(**agent_options)
+
+        self._make_agent = make_agent
         self._make_environment = lambda task: env_class(task, **env_options)
         self._ready: collections.deque[tuple[TrajectoryGroup, int]] = collections.deque()
         self._changed = Bell()
