@@ -5,6 +5,8 @@ back) or "stopping" (raises while `stop` waits). WHAT runs: "counted", see `resu
 trainer of JAX.
 """
 
+import contextlib
+import itertools
 import os
 import random
 import signal
@@ -14,6 +16,7 @@ import threading
 import resume_cases
 
 import agentlab as al
+from agentlab.errors import RunError
 from agentlab.models import tiny_model
 
 
@@ -24,6 +27,11 @@ class Hung(resume_cases.Env):
         if self.number == 6:
             threading.Event().wait()
         return super().step(action)
+
+
+def endless():
+    """Tasks without an end, of which none breaks."""
+    return itertools.cycle(task for task in resume_cases.tasks() if int(task["id"]) not in resume_cases.BROKEN)
 
 
 def trained(folder):
@@ -44,15 +52,18 @@ def trained(folder):
 def main(how, what, folder, seed):
     if how == "hung":
         resume_cases.Env = Hung
-    run = trained(folder) if what == "jax" else resume_cases.start(folder, lead=1, every=1)
+    run = (
+        trained(folder) if what == "jax" else resume_cases.start(folder, lead=1, every=1, given=endless(), steps=10**6)
+    )
     wanted = 2 if what == "jax" else 3
     while run.snapshot().step < wanted and not run.done:
         threading.Event().wait(0.002)
     threading.Event().wait(random.Random(seed).uniform(0, 0.05))
-    if how in ("raise", "hung"):
-        raise ValueError("of the script")
     if how == "stopping":
-        run.stop(timeout_s=0)
+        with contextlib.suppress(RunError):  # it has no time to end
+            run.stop(timeout_s=0)
+    if how in ("raise", "hung", "stopping"):
+        raise ValueError("of the script")
     if how == "exit":
         sys.exit(3)
     if how == "interrupt":

@@ -13,7 +13,7 @@ from agentlab.environments import BaseTaskEnv, check_environment
 from agentlab.errors import ConfigError
 from agentlab.tools import Calculator
 from agentlab.tracing.blocking import blocking_calls
-from agentlab.types import Action, EnvStepResult, Task
+from agentlab.types import Action, EnvStepResult, Task, ToolCall
 
 
 class Good(ConversationAgentBase):
@@ -123,6 +123,122 @@ def test_each_common_mistake_of_an_agent_is_found(agent_class, says):
     findings = check_agent(agent_class)
     assert says in findings[0]
     assert len(findings) == (2 if agent_class is Deaf else 1)  # its answers follow each other, too
+
+
+class Turning(Good):
+    """Decides by a count on the class."""
+
+    turns: ClassVar[int] = 0
+
+    async def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self.record_response(response)
+        type(self).turns += 1
+        return Action("stop" if self.turns > 3 else "go")
+
+
+class Echoing(Good):
+    """Decides by the last response of whichever agent, which a new one forgets."""
+
+    last: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).last = ""
+
+    async def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self.record_response(response)
+        before, type(self).last = self.last, response
+        return Action((ToolCall("said", {"before": before}),))
+
+
+class Remembering(Good):
+    """Keeps what decides in a default argument."""
+
+    def __init__(self, seen: dict[str, int] = {}) -> None:  # noqa: B006
+        super().__init__()
+        self.seen = seen
+
+    async def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self.record_response(response)
+        self.seen[response] = self.seen.get(response, 0) + 1
+        return Action(Move(self.seen[response] > 20))
+
+
+class Move:
+    """An action that is an object without `__eq__`."""
+
+    def __init__(self, is_last: bool):
+        self.is_last = is_last
+
+
+class Moving(Good):
+    """Is right, and its actions are objects that equal nothing but themselves."""
+
+    async def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self.record_response(response)
+        return Action(Move(len(response) > 3))
+
+
+class Chattering(Good):
+    """Tells the model what others were told."""
+
+    count: ClassVar[int] = 0
+
+    def update_from_env(self, observation: Any, reward: float, done: bool, info: Any) -> None:
+        type(self).count += 1
+        super().update_from_env(f"{observation} {self.count}", reward, done, info)
+
+
+@pytest.mark.parametrize("agent_class", [Turning, Echoing, Remembering])
+def test_state_that_decides_actions_and_that_agents_share_is_found(agent_class):
+    (finding,) = check_agent(agent_class)
+    assert "Another agent took other actions in the same turns: they share state" in finding
+
+
+def test_state_that_decides_messages_and_that_agents_share_is_found():
+    (finding,) = check_agent(Chattering)
+    assert "Another agent had another conversation in the same turns" in finding
+
+
+def test_actions_that_equal_nothing_but_themselves_are_compared_by_what_is_in_them():
+    assert check_agent(Moving) == ()
+
+
+def test_all_that_is_wrong_with_an_agent_is_said_at_once():
+    class Careless(Turning):
+        def __init__(self, words: list[str]) -> None:
+            super().__init__()
+            words.append("more")
+
+        def update_from_env(self, observation: Any, reward: float, done: bool, info: Any) -> None:
+            time.sleep(0.001)
+            self.messages.append({"role": "user", "content": observation, "tags": {1}})
+
+        async def update_from_model(self, response: str, **kwargs: Any) -> Any:
+            self.messages.append({"role": "assistant", "content": response.upper()})
+            await super().update_from_model(response)
+            if len(response) > 100:
+                raise KeyError("long")
+            return response
+
+    findings = check_agent(Careless, agent_kwargs={"words": ["one"]})
+    parts = [
+        "update_from_env blocks the loop",
+        "of plain data",
+        "must return an Action",
+        "keep what the model said as it said it",
+        "It raised KeyError",
+        "changed its agent_kwargs",
+    ]
+    for part in parts:
+        assert sum(part in finding for finding in findings) == 1, (part, findings)
+
+
+def test_a_check_of_an_agent_can_be_bounded():
+    with pytest.warns(UserWarning, match="Only 3 of 44 instances were played"):
+        assert check_agent(Good, time_limit_s=1e-9) == ()
+    with pytest.raises(ConfigError, match="instances must be at least 3"):
+        check_agent(Good, instances=1)
 
 
 def test_changed_options_are_found_and_wrong_ones_refused():

@@ -57,6 +57,11 @@ def change_backend(tokenizer):
     tokenizer.clean_up_tokenization_spaces = True
 
 
+def fresh_tokenizer(family):
+    """One of this test's own, to be misused."""
+    return copy.deepcopy(family_tokenizer(family))
+
+
 HOSTILE = (cut, pad, pad_left, cut_left, add_tokens, add_special_tokens, change_template, change_backend)
 
 
@@ -86,7 +91,7 @@ def used_by_others(tokenizer):
 
 @pytest.mark.parametrize("family", ["qwen3", "llama3", "gemma3"])
 def test_a_chat_format_gives_the_same_tokens_while_eight_threads_misuse_the_tokenizer(family):
-    tokenizer = family_tokenizer(family)
+    tokenizer = fresh_tokenizer(family)
     chat = ChatFormat(tokenizer)
 
     def everything(number):
@@ -104,7 +109,7 @@ def test_a_chat_format_gives_the_same_tokens_while_eight_threads_misuse_the_toke
 
 @pytest.mark.parametrize("deed", [cut, pad, pad_left, cut_left, change_backend])
 def test_nothing_that_was_done_to_a_tokenizer_before_cuts_or_pads_a_copy(deed):
-    tokenizer, calm = family_tokenizer("llama3"), OwnTokenizer(family_tokenizer("llama3"))
+    tokenizer, calm = fresh_tokenizer("llama3"), OwnTokenizer(fresh_tokenizer("llama3"))
     deed(tokenizer)
     own = OwnTokenizer(tokenizer)
     assert own.encode(LONG) == calm.encode(LONG)
@@ -112,7 +117,7 @@ def test_nothing_that_was_done_to_a_tokenizer_before_cuts_or_pads_a_copy(deed):
 
 
 def test_no_prompt_of_a_rollout_is_cut_by_a_reward_that_calls_the_models_tokenizer():
-    tokenizer = family_tokenizer("qwen3")
+    tokenizer = fresh_tokenizer("qwen3")
 
     def reward(task, answer):
         for _ in range(20):
@@ -135,7 +140,7 @@ def test_no_prompt_of_a_rollout_is_cut_by_a_reward_that_calls_the_models_tokeniz
 
 
 def test_demonstrations_are_encoded_whole_while_others_use_the_tokenizer():
-    tokenizer = family_tokenizer("qwen3")
+    tokenizer = fresh_tokenizer("qwen3")
     talk = [*TALK, {"role": "assistant", "content": LONG}]
     calm = demonstration(ChatFormat(tokenizer), talk, "0:a")
     chat = ChatFormat(tokenizer)
@@ -146,7 +151,7 @@ def test_demonstrations_are_encoded_whole_while_others_use_the_tokenizer():
 
 
 def test_an_engine_finds_stop_strings_whatever_became_of_the_tokenizer():
-    tokenizer = family_tokenizer("qwen3")
+    tokenizer = fresh_tokenizer("qwen3")
     engine, chat = ScriptedEngine("one two STOP three", tokenizer), ChatFormat(tokenizer)
     tokenizer.decode = lambda *_, **__: "nothing"
     tokenizer.backend_tokenizer.enable_truncation(max_length=2)
@@ -172,7 +177,7 @@ def test_a_saved_tokenizer_keeps_no_truncation_of_a_call_that_somebody_made(tmp_
 
 
 def test_a_private_copy_cannot_be_changed_and_names_what_to_use_instead():
-    own = ChatFormat(family_tokenizer("qwen3")).tokenizer
+    own = ChatFormat(fresh_tokenizer("qwen3")).tokenizer
     assert own.eos_token_id in own.encode("<|im_end|>")
     own.all_special_tokens.clear()
     assert own.all_special_tokens
@@ -185,11 +190,11 @@ def test_a_private_copy_cannot_be_changed_and_names_what_to_use_instead():
 
 
 def test_what_a_user_hangs_on_a_tokenizer_does_not_keep_it_from_being_copied_but_its_tables_must_be():
-    tokenizer = copy.deepcopy(family_tokenizer("qwen3"))
+    tokenizer = fresh_tokenizer("qwen3")
     tokenizer.held = threading.Lock()
     own = private_copy(tokenizer)
     change_backend(tokenizer)
-    assert own.encode(LONG) == family_tokenizer("qwen3").encode(LONG)
+    assert own.encode(LONG) == fresh_tokenizer("qwen3").encode(LONG)
     tokenizer._tokenizer = threading.Lock()
     with pytest.raises(ConfigError, match="deepcopy"):
         private_copy(tokenizer)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
-from agentlab.concurrency.threads import start_thread
+from agentlab.concurrency.threads import Kind, start_thread
 from agentlab.files import shown
 
 T = TypeVar("T")
@@ -134,10 +134,13 @@ async def first_error(main: Callable[[], Awaitable[T]]) -> T:
         raise first from first.__cause__
 
 
-async def run_thread(main: Callable[[], None], inbox: Inbox[Any], *, name: str, grace_s: float = 10.0) -> None:
+async def run_thread(
+    main: Callable[[], None], inbox: Inbox[Any], *, name: str, grace_s: float = 10.0, kind: Kind = "owner"
+) -> None:
     """Run `main` on a thread of its own and wait until it returns; what it raises is raised here.
 
     Cancelling this call closes the inbox, so that `main` ends, and waits for that up to `grace_s`.
+    An exit of the process waits as long as its `kind` says: see `start_thread`.
     """
     ended: Reply[None] = Reply()
     context = contextvars.copy_context()
@@ -150,7 +153,7 @@ async def run_thread(main: Callable[[], None], inbox: Inbox[Any], *, name: str, 
         else:
             ended.set(None)
 
-    thread = start_thread(target, name=name, kind="owner", end=inbox.close)
+    thread = start_thread(target, name=name, kind=kind, end=inbox.close)
     try:
         await ended.wait()
         thread.join()

@@ -2,6 +2,7 @@
 
 import atexit
 import concurrent.futures.thread  # noqa: F401  (its own exit is registered on import, and must run after ours)
+import contextlib
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["loop", "owner", "worker"]
-"""An event loop; what owns an engine, a trainer or a file; user code, which may never come back."""
+"""An event loop; what owns an engine or a trainer; code of a user or of an outlet, which may never come back."""
 
 PATIENCE_S: dict[Kind, float | None] = {"loop": 60.0, "owner": None, "worker": 5.0}
 """Seconds that an exit waits for threads of a kind, one kind after the other; None waits for their end."""
@@ -92,7 +93,8 @@ def _wait(threads: list[threading.Thread], patience_s: float | None) -> None:
 def say(text: str) -> None:
     """Tell a person, while the process ends."""
     if sys.stderr is not None:
-        sys.stderr.write(f"agentlab: {text}\n")
+        with contextlib.suppress(OSError, ValueError):  # it may be closed, and threads must be ended all the same
+            sys.stderr.write(f"agentlab: {text}\n")
 
 
 def _forget() -> None:

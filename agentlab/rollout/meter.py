@@ -37,7 +37,7 @@ class MeterThread:
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as group:
             group.start_soon(self._beat)
-            await run_thread(lambda: self._main(loop), self._inbox, name="agentlab-meter", grace_s=0.5)
+            await run_thread(lambda: self._main(loop), self._inbox, name="agentlab-meter", grace_s=0.5, kind="worker")
             group.cancel_scope.cancel()  # it failed: nothing more is asked
         await anyio.sleep_forever()  # and the run goes on
 

@@ -156,7 +156,7 @@ class SinkThread:
     async def serve(self) -> None:
         """Run the thread until this call is cancelled; then what waits is written, for up to GRACE_S."""
         loop = asyncio.get_running_loop()
-        await run_thread(lambda: self._main(loop), self._inbox, name="agentlab-sink", grace_s=GRACE_S)
+        await run_thread(lambda: self._main(loop), self._inbox, name="agentlab-sink", grace_s=GRACE_S, kind="worker")
         await anyio.sleep_forever()  # a sink that failed must not end the run
 
     def _main(self, loop: asyncio.AbstractEventLoop) -> None:
