@@ -69,7 +69,7 @@ def scripted(model):
     return ScriptedEngine(lambda request, prompt: f"{request.sampling.seed % 97}", tokenizer=model.tokenizer)
 
 
-def learner(model, engine=scripted, reward_fn=paid_by_text, **config):
+def learner(model, engine=scripted, reward_fn=paid_by_text, placement="auto", **config):
     options = {"group_size": 4, "groups_per_step": 2, "max_concurrency": 8, "max_tokens": 6, "tokens_per_slot": 512}
     options |= {"max_off_policy_steps": 0, "learning_rate": 1e-2, "lora_rank": 4}
     return al.GRPOLearner(
@@ -79,6 +79,7 @@ def learner(model, engine=scripted, reward_fn=paid_by_text, **config):
         env_kwargs={"reward_fn": reward_fn},
         config=al.GRPOConfig(**options | config),
         engine=engine,
+        placement=placement,
     )
 
 

@@ -1,8 +1,12 @@
 """Adapters in and out of training: what a run saves at any moment, and training that goes on from loaded ones."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -258,3 +262,41 @@ def test_episodes_before_training_are_played_with_the_loaded_adapters(model, tmp
     answer = learner(loaded, "jax", temperature=0.1).run_episode({"id": "x", "prompt": "Say it."})
     assert answer.turns[0].response == "abab"
     assert jax.tree.structure(loaded.params) != jax.tree.structure(model.params)
+
+
+ON_DEVICES = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh
+import agentlab as al
+from agentlab.models import merged
+from agentlab.models.sharding import param_shardings
+from agentlab.models.tree import flat_arrays
+from adapter_cases import largest_difference, learner, logits_of
+
+folder, saved = sys.argv[1:]
+mesh, tokens = Mesh(np.array(jax.devices()).reshape(2, 2), ("fsdp", "tensor")), np.arange(3, 35).reshape(2, 16)
+one, laid = (al.load_adapters(al.load_model(folder, mesh=over), sys.argv[2]) for over in (None, mesh))
+arrays = flat_arrays(laid.params)
+wanted = param_shardings(laid.config, mesh, arrays)
+assert all(array.sharding.is_equivalent_to(wanted[path], array.ndim) for path, array in arrays.items())
+assert np.abs(logits_of(laid, tokens) - logits_of(one, tokens)).max() < 1e-5
+made = learner(one, "jax", placement="disaggregated")
+run = made.train(al.tasks.arithmetic(seed=0), steps=1).wait()
+assert run.metrics[0]["logprob_gap_max"] < 1e-3
+again = al.load_adapters(al.load_model(folder), al.save_adapters(run, f"{saved} trained"))
+params = jax.device_put(made.policy.params, jax.devices()[0])
+assert largest_difference(merged(again), params) < 1e-6
+assert largest_difference(merged(one), params) > 1e-4
+"""
+
+
+def test_adapters_lie_and_train_where_their_model_does(model, half, tmp_path):
+    folder, saved = al.save_model(model, tmp_path / "model"), al.save_adapters(half, tmp_path / "adapters")
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parent, *sys.path)))
+    done = subprocess.run(
+        [sys.executable, "-c", ON_DEVICES, folder, saved], capture_output=True, text=True, env=environment, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
