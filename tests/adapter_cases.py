@@ -69,16 +69,17 @@ def scripted(model):
     return ScriptedEngine(lambda request, prompt: f"{request.sampling.seed % 97}", tokenizer=model.tokenizer)
 
 
-def learner(model, engine=scripted, **config):
+def learner(model, engine=scripted, reward_fn=paid_by_text, placement="auto", **config):
     options = {"group_size": 4, "groups_per_step": 2, "max_concurrency": 8, "max_tokens": 6, "tokens_per_slot": 512}
     options |= {"max_off_policy_steps": 0, "learning_rate": 1e-2, "lora_rank": 4}
     return al.GRPOLearner(
         model=model,
         agent_class=al.ModelAgent,
         env_class=al.TaskEnvironment,
-        env_kwargs={"reward_fn": paid_by_text},
+        env_kwargs={"reward_fn": reward_fn},
         config=al.GRPOConfig(**options | config),
         engine=engine,
+        placement=placement,
     )
 
 

@@ -83,7 +83,7 @@ class SFTTrainer:
 
     @property
     def trained_model(self) -> Model:
-        """The model with the newest weights, for `save_model` or a `GRPOLearner`."""
+        """The model with the newest weights, adapters folded in, for `save_model` or a `GRPOLearner`."""
         return self._weights.model
 
     def _parts(self, steps: int, begun: Begun) -> Parts:

@@ -220,7 +220,7 @@ class AgenticRLLearner:
 
     @property
     def trained_model(self) -> Model:
-        """The model with the newest weights, for `save_model` or another learner."""
+        """The model with the newest weights, adapters folded in, for `save_model` or another learner."""
         return self._weights.model
 
     def _parts(self, steps: int, eval_tasks: Tasks | None, eval_every: int, eval_k: int, begun: Begun) -> Parts:
