@@ -118,7 +118,7 @@ def _error(snapshot: RunSnapshot) -> str:
 
 def _rows(items: Iterable[tuple[str, Any]]) -> str:
     cells = "".join(
-        f"<tr><td>{escape(shown(name, str))}</td><td>{escape(_said(value))}</td></tr>" for name, value in items
+        f"<tr><td>{escape(shown(name, str))}</td><td>{escape(shown(value, _said))}</td></tr>" for name, value in items
     )
     return f"<table>{cells}</table>" if cells else "<p>None yet.</p>"
 
@@ -127,8 +127,8 @@ def _said(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_said(one)}" for name, one in value.items())
-    return shown(value, str)
+        return ", ".join(f"{shown(name, str)} {shown(one, _said)}" for name, one in value.items())
+    return str(value)
 
 
 def _picture(draw: Callable[[Any], Any], height: float, name: str) -> str:
