@@ -177,3 +177,12 @@ def test_schemas_that_are_not_understood_allow_everything():
         "c": {"type": "array", "items": {"type": "integer"}},
         "d": {"anyOf": [{"enum": ["x"]}, {}]},
     }
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
+def test_half_a_character_in_an_argument_fails_its_own_call_and_leaves_the_connection_to_the_others(server, text):
+    with pytest.raises(ToolError, match="surrogate"):
+        server.tools["note"](text=text)
+    with pytest.raises(ToolError, match="surrogate"):
+        server.tools["note"](**{"text": "a", text: "b"})
+    assert server.tools["add"](a=1, b=2) == "3"

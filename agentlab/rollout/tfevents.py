@@ -8,6 +8,8 @@ import math
 import struct
 from collections.abc import Mapping
 
+from agentlab.files import escaped
+
 POLYNOMIAL = 0x82F63B78
 """CRC-32C (Castagnoli), reflected. Source: RFC 3720, appendix B.4."""
 LARGEST = 3.4028234e38
@@ -57,7 +59,8 @@ def file_header(time_s: float, *, first_step: int) -> bytes:
 def scalars_record(time_s: float, step: int, values: Mapping[str, float]) -> bytes:
     """One event with a scalar of each name."""
     summary = b"".join(
-        text(1, text(1, name.encode()) + tag(2, 5) + struct.pack("<f", single(value))) for name, value in values.items()
+        text(1, text(1, escaped(name).encode()) + tag(2, 5) + struct.pack("<f", single(value)))
+        for name, value in values.items()
     )
     return record(event(time_s, step, text(5, summary)))
 

@@ -1,6 +1,7 @@
 """Tools of servers that speak the Model Context Protocol, through its official SDK."""
 
 import contextlib
+import json
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from agentlab.errors import ConfigError, ToolError
+from agentlab.files import escaped
 from agentlab.tools.base import Tool
 from agentlab.tools.schema import SPOKEN
 from agentlab.types import ToolSpec
@@ -75,6 +77,7 @@ class MCP:
         Raises:
             ToolError: it failed, took too long, or the server has ended.
         """
+        _check_sendable(name, arguments)
         try:
             result = self._portal.call(_called, self._client, name, dict(arguments), self.timeout_s)
         except Exception as error:  # of the SDK, the transport or the server: the model reads what went wrong
@@ -168,6 +171,17 @@ async def _listed(client: Any, timeout_s: float) -> list[Any]:
 async def _called(client: Any, name: str, arguments: dict[str, Any], timeout_s: float) -> Any:
     with anyio.fail_after(timeout_s):
         return await client.call_tool(name, arguments)
+
+
+def _check_sendable(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse half a surrogate pair, which no message can hold: the connection, which all episodes share, would end."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        half = escaped(error.object[error.start : error.end])
+        raise ToolError(
+            f"{name}: the arguments hold {half}, half of a surrogate pair and no character. Write whole characters."
+        ) from error
 
 
 def _end(stack: contextlib.ExitStack) -> None:

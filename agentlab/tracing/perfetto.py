@@ -3,7 +3,7 @@
 import hashlib
 import heapq
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from agentlab.errors import ConfigError
-from agentlab.files import open_atomically, target_of
-from agentlab.tracing.spans import Reading, Span
+from agentlab.files import escaped, open_atomically, target_of
+from agentlab.tracing.spans import Reading, Span, plain_tag
 from agentlab.tracing.wire import Wire
 
 DOMAINS: dict[str, tuple[str, ...]] = {
@@ -100,17 +100,18 @@ def _slices(wire: Wire, spans: Iterator[Span]) -> Iterator[Packet]:
             yield end_ns, wire.event(end_ns, stop + wire.part(track_uuid=track))
 
     for order, span in enumerate(spans):
+        tags = {escaped(name): plain_tag(value) for name, value in span.tags.items()}
         start_ns = span.start_ns
         yield from ended_by(start_ns)
         domain = _DOMAIN_OF[span.stage]
-        lane, is_new = lanes[domain].place(span)
+        lane, is_new = lanes[domain].place(span, tags)
         track = _uuid("lane", domain, lane)
         if is_new:
             named = {"uuid": track, "parent_uuid": _PROCESS_UUIDS[domain], "name": f"{domain} {lane + 1}"}
             yield start_ns, wire.descriptor(start_ns, **named)
-        parts = [begin, wire.part(track_uuid=track), wire.part(name=_label(span), categories=(domain,))]
-        parts += [wire.annotation(name, value) for name, value in span.tags.items()]
-        yield start_ns, wire.event(start_ns, b"".join([*parts, *_flows(wire, span)]))
+        parts = [begin, wire.part(track_uuid=track), wire.part(name=_label(span.stage, tags), categories=(domain,))]
+        parts += [wire.annotation(name, value) for name, value in tags.items()]
+        yield start_ns, wire.event(start_ns, b"".join([*parts, *_flows(wire, span.stage, tags)]))
         heapq.heappush(ends, (max(span.end_ns, start_ns), -order, track))
     yield from ended_by(float("inf"))
 
@@ -133,9 +134,9 @@ class _Lanes:
         """(end of the outermost slice, lane), the earliest first."""
         self._lanes_of: dict[Any, list[int]] = {}
 
-    def place(self, span: Span) -> tuple[int, bool]:
+    def place(self, span: Span, tags: Mapping[str, Any]) -> tuple[int, bool]:
         """The first lane in which the span nests in its own episode, else the first free one; whether it is new."""
-        start_ns, end_ns, tags = span.start_ns, span.end_ns, span.tags
+        start_ns, end_ns = span.start_ns, span.end_ns
         owner = (span.thread, tags.get("group"), tags.get("episode"))
         while self._taken and self._taken[0][0] <= start_ns:
             self._leave(heapq.heappop(self._taken)[1])
@@ -168,25 +169,25 @@ class _Lanes:
 def _readings(wire: Wire, counters: Iterator[Reading]) -> Iterator[Packet]:
     count, known = _type(wire, "COUNTER"), set[str]()
     for reading in counters:
-        track = _uuid("counter", reading.name)
+        track = _uuid("counter", escaped(reading.name))
         if reading.name not in known:
             known.add(reading.name)
-            named = {"uuid": track, "parent_uuid": _PROCESS_UUIDS["loop"], "name": reading.name, "counter": {}}
+            named = {"uuid": track, "parent_uuid": _PROCESS_UUIDS["loop"], "name": escaped(reading.name), "counter": {}}
             yield reading.time_ns, wire.descriptor(reading.time_ns, **named)
         event = wire.part(type=count, track_uuid=track) + wire.value(float(reading.value))
         yield reading.time_ns, wire.event(reading.time_ns, event)
 
 
-def _label(span: Span) -> str:
-    name = span.tags.get("tool", span.tags.get("name"))
-    return f"{span.stage} {name}" if name else span.stage
+def _label(stage: str, tags: Mapping[str, Any]) -> str:
+    name = tags.get("tool", tags.get("name"))
+    return f"{stage} {name}" if name else stage
 
 
-def _flows(wire: Wire, span: Span) -> list[bytes]:
-    if span.stage == "model_call" and "group" in span.tags:
-        return [wire.part(flow_ids=(_uuid("group", span.tags["group"]),))]
-    groups = span.tags.get("groups", ())
-    if span.stage == "train" and isinstance(groups, tuple | list):
+def _flows(wire: Wire, stage: str, tags: Mapping[str, Any]) -> list[bytes]:
+    if stage == "model_call" and "group" in tags:
+        return [wire.part(flow_ids=(_uuid("group", tags["group"]),))]
+    groups = tags.get("groups", ())
+    if stage == "train" and isinstance(groups, tuple | list):
         return [wire.part(terminating_flow_ids=(_uuid("group", group),)) for group in groups]
     return []
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from agentlab.errors import ConfigError, nearest
+from agentlab.files import shown
 
 Stage = Literal[
     "rollout",
@@ -49,6 +50,22 @@ class Span(NamedTuple):
         return (self.end_ns - self.start_ns) / 1e9
 
 
+_PLAIN = frozenset({int, float, bool, type(None)})
+
+
+def plain_tag(value: Any) -> Any:
+    """A tag as what can be kept, read and written anywhere: a number, a text, a tuple of these.
+
+    Anything else becomes the text that `str` shows of it.
+    """
+    kind = type(value)
+    if kind in _PLAIN or (kind is str and value.isascii()):
+        return value
+    if kind is tuple or kind is list:
+        return tuple(map(plain_tag, value))
+    return shown(value, str)
+
+
 def flat(tags: Mapping[str, Any]) -> tuple[Any, ...]:
     """Tags as they are kept: all names, then all values.
 
@@ -59,12 +76,12 @@ def flat(tags: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def tags_of(context: Sequence[Any], mine: Sequence[Any]) -> dict[str, Any]:
-    """Flat tags of a context and of a span in it, which win, as a dictionary."""
+    """Flat tags of a context and of a span in it, which win, as a dictionary of plain ones."""
     size = len(context) // 2
-    tags = dict(zip(context[:size], context[size:], strict=True))
+    tags = dict(zip(context[:size], map(plain_tag, context[size:]), strict=True))
     if mine:
         size = len(mine) // 2
-        tags.update(zip(mine[:size], mine[size:], strict=True))
+        tags.update(zip(mine[:size], map(plain_tag, mine[size:]), strict=True))
     return tags
 
 

@@ -16,12 +16,25 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentlab.tracing.buffers import Buffer, Buffers, Overflow, Record
+from agentlab.tracing.spans import plain_tag
 
 MAX_BYTES = 2 * 2**30
 MAX_WAITING = 16
 """Handed over and not yet written. Whoever records beyond that waits for the disk, also on a loop: else memory would
 grow without bound, or spans be lost. It takes more than some hundred thousand spans a second."""
 _start = itemgetter(1)
+
+
+def _plain(records: list[Record]) -> list[Record]:
+    """The records with plain tags; a context that many share is shared still."""
+    contexts: dict[int, Any] = {}
+    for _, _, _, context, *_ in records:
+        if id(context) not in contexts:
+            contexts[id(context)] = tuple(map(plain_tag, context))
+    return [
+        (stage, start_ns, end_ns, contexts[id(context)], *map(plain_tag, tags))
+        for stage, start_ns, end_ns, context, *tags in records
+    ]
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ class Spill:
 
     def _write(self, overflow: Overflow) -> bool:
         records = sorted(overflow.records, key=_start)
-        data = zlib.compress(_pickled(records), 1)
+        data = zlib.compress(pickle.dumps(_plain(records), protocol=5), 1)
         if (offset := self._append(data)) is None:
             return False
         last_ns = max(record[2] for record in records)
@@ -143,17 +156,6 @@ class Spill:
             self._file.write(data)
             self._file.flush()
             return offset
-
-
-def _pickled(records: list[Record]) -> bytes:
-    try:
-        return pickle.dumps(records, protocol=5)
-    except Exception:  # somebody's tag cannot be pickled: its text is kept, the rest is as it was
-        return pickle.dumps([(*r[:3], _plain(r[3]), *_plain(r[4:])) for r in records], protocol=5)
-
-
-def _plain(tags: Any) -> Any:
-    return tuple(v if isinstance(v, int | float | str | None) else str(v) for v in tags)
 
 
 def by_start(buffers: Buffers, spill: Spill | None, since_ns: int = 0) -> Iterator[tuple[str, Record]]:

@@ -77,7 +77,7 @@ class span:
 
     def so_far(self, now_ns: int) -> Span:
         """The span as if it ended now; it must have been entered."""
-        return Span(self._stage, self.start_ns, now_ns, "", {**tags_of(self._context, ()), **self._tags})
+        return Span(self._stage, self.start_ns, now_ns, "", tags_of(self._context, flat(self._tags)))
 
 
 class tagged:
@@ -93,7 +93,7 @@ class tagged:
         self._tags = tags
 
     def __enter__(self) -> None:
-        self._token = _tags.set(flat({**tags_of(_tags.get(), ()), **self._tags}))
+        self._token = _tags.set(flat(tags_of(_tags.get(), flat(self._tags))))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _tags.reset(self._token)

@@ -10,6 +10,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from agentlab.files import shown
+
 _SEQUENCE = 1
 _VARINT, _SIZED, _EIGHT_BYTES = 0, 2, 1
 _MOST = 2**64 - 1
@@ -86,7 +88,7 @@ class Wire:
         elif isinstance(value, float):
             mine = self._double + _double(value)
         else:
-            text = str(value).encode("utf-8", "replace")
+            text = shown(value, str).encode()
             mine = self._string + varint(len(text)) + text
         body = self._named(name) + mine
         return self._annotation + varint(len(body)) + body

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentlab.errors import ConfigError
+from agentlab.rewards import finite
 from agentlab.types import Trajectory, TrajectoryGroup
 
 EQUAL_REWARDS = 1e-9
@@ -226,6 +227,9 @@ def token_advantages(
         credit: Says what is compared, and which tokens have it.
         shaping: What is added to a trajectory's reward, in its last turn.
         penalties: By group and trajectory [sampled tokens], or None for none of them.
+
+    Raises:
+        RewardError: a reward that counts, or what shaping makes of it, is no reward; see `rewards.finite`.
     """
     plays = [
         _play(number, trajectory, shaping, penalties[number][index] if penalties else None)
@@ -247,7 +251,11 @@ def returns(rewards: np.ndarray, discount: float) -> np.ndarray:
 def _play(group: int, trajectory: Trajectory, shaping: Shaping | None, penalties: np.ndarray | None) -> Play:
     """The rewards of the turns; what the trajectory's reward has beyond them counts in the last turn."""
     size, lengths = trajectory.num_sampled, [turn.num_sampled for turn in trajectory.turns] or [trajectory.num_sampled]
-    reward = trajectory.reward + (shaping(trajectory) if shaping and trajectory.scored else 0.0)
+    reward = trajectory.reward
+    if trajectory.scored:
+        name = f"episode {trajectory.group_id}/{trajectory.episode}"
+        added = finite(shaping(trajectory), f"{name} by its shaping") if shaping else 0.0
+        reward = finite(reward + added, f"{name}, shaped" if shaping else name)
     rewards = np.asarray([turn.reward for turn in trajectory.turns] or [0.0], np.float64)
     rewards[-1] += reward - rewards.sum()
     if not math.isfinite(reward):

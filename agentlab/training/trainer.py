@@ -379,6 +379,12 @@ class Trainer:
 
     def _nonfinite_note(self, groups: Sequence[TrajectoryGroup], packed: Packed, epoch: Mapping[str, Any]) -> str:
         causes = [batch for batch, broken in zip(packed.batches, epoch["broken"], strict=True) if broken]
+        if not causes:
+            return (
+                f"Update {self.version + 1}: the gradients of its {len(packed.batches)} micro-batches were finite, but "
+                "their sum or its square was not, and the weights were left as they were. Make the rewards smaller, or "
+                "use an algorithm that normalizes them."
+            )
         sequences = sorted({int(s) for batch in causes for s in batch.targets.sequence if s >= 0})
         names = dict.fromkeys(groups[packed.sequences[s][0]].id for s in sequences)
         return (

@@ -4,13 +4,15 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from agentlab.files import escaped, shown
 from agentlab.types import TokenRow, TokenScores, ToolCall, ToolResult, Trajectory, Turn
+from agentlab.viz.escaping import escape
 from agentlab.viz.paint import Paint, kind_of
 
+T = TypeVar("T")
 _MAX_CHARS = 20_000
 BOX = (
     "background:#fff;color:#222;border:1px solid #ccc;border-radius:4px;padding:8px 10px;max-width:100%;"
@@ -60,7 +62,7 @@ def show_trajectory(
     parts = [f'<div style="margin-bottom:4px">{escape(_headline(trajectory))}</div>', paint.legend()]
     return EpisodeView(
         f'<div style="{BOX}">{"".join(parts)}{episode_html(trajectory, decode, paint)}</div>',
-        _as_text(trajectory, decode),
+        escaped(_as_text(trajectory, decode)),
     )
 
 
@@ -82,7 +84,7 @@ def episode_html(trajectory: Trajectory, decode: Callable[[Sequence[int]], str],
 
 def _headline(trajectory: Trajectory) -> str:
     reward = f"{trajectory.reward:.3g}" if math.isfinite(trajectory.reward) else "none (failed)"
-    parts = [f"Task {trajectory.task.id}", f"episode {trajectory.episode}", f"reward {reward}"]
+    parts = [f"Task {shown(trajectory.task.id, str)}", f"episode {trajectory.episode}", f"reward {reward}"]
     parts += [f"{name} {value:.3g}" for name, value in trajectory.reward_parts.items()]
     num_tokens = sum(len(row.tokens) for row in trajectory.rows)
     parts.append(f"{len(trajectory.turns)} turns, {trajectory.num_sampled} of {num_tokens} tokens sampled")
@@ -140,10 +142,10 @@ def _turn(index: int, turn: Turn) -> str:
             lines.append(_result(results[place]))
     lines += [_result(result) for result in results[len(calls) :]]
     if not results and turn.observation is not None:
-        lines.append(f'<pre style="{_TEXT};color:#553a00">{escape(_cut(str(turn.observation)))}</pre>')
+        lines.append(f'<pre style="{_TEXT};color:#553a00">{escape(_cut(shown(turn.observation, str)))}</pre>')
     told = {name: value for name, value in turn.info.items() if name not in ("tool_calls", "tool_failures")}
     if told:
-        said = ", ".join(f"{name}: {value}" for name, value in told.items())
+        said = ", ".join(f"{shown(name, str)}: {shown(value, str)}" for name, value in told.items())
         lines.append(f'<pre style="{_TEXT};color:#555">{escape(_cut(said))}</pre>')
     names = ", ".join(call.name for call in calls)
     summary = escape(f"{facts}{' · ' + names if names else ''}")
@@ -158,17 +160,24 @@ def _result(result: ToolResult) -> str:
 
 
 def _calls(turn: Turn) -> list[ToolCall]:
-    value = getattr(turn.action, "value", None)
-    return [call for call in value if isinstance(call, ToolCall)] if isinstance(value, list | tuple) else []
+    return _all_of(ToolCall, lambda: turn.action.value)
 
 
 def _results(turn: Turn) -> list[ToolResult]:
-    seen = turn.observation
-    return [result for result in seen if isinstance(result, ToolResult)] if isinstance(seen, list | tuple) else []
+    return _all_of(ToolResult, lambda: turn.observation)
+
+
+def _all_of(kind: type[T], look: Callable[[], Any]) -> list[T]:
+    """What is of this kind in a list or tuple; nothing in anything else, which may raise when it is looked at."""
+    try:
+        value = look()
+        return [item for item in value if isinstance(item, kind)] if isinstance(value, list | tuple) else []
+    except (Exception, SystemExit):  # an action or observation of a class of a user's own
+        return []
 
 
 def _call_text(call: ToolCall) -> str:
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)
+    arguments = shown(call.arguments, lambda given: json.dumps(dict(given), ensure_ascii=False, default=shown))
     return f"{call.name}({arguments})" + (f"  ! {call.error}" if call.error else "")
 
 

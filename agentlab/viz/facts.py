@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 
+from agentlab.files import escaped
 from agentlab.tracing import Account
 from agentlab.types import EngineStats, RunSnapshot
+from agentlab.viz.escaping import escape
 from agentlab.viz.pictures import gauge_parts, readable_on
 
 _STATUS_COLORS = {
@@ -124,7 +125,7 @@ def as_text(
     """The dashboard where no widget and no picture can be shown."""
     facts = ", ".join(f"{name} {value}" for name, value in numbers(snapshot, tokens_per_s, checkpoint_age_s))
     lines = [f"{snapshot.name}: {snapshot.status}, {headline(snapshot)}", facts, verdict, *snapshot.notes, *extra]
-    return "\n".join([*lines, snapshot.error] if snapshot.error else lines)
+    return escaped("\n".join([*lines, snapshot.error] if snapshot.error else lines))
 
 
 def _cache(engine: EngineStats) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import numpy as np
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
+from agentlab.files import escaped
 from agentlab.platform.detect import platform_kind
 from agentlab.tracing import Reading, Span, follow_counters, follow_table, open_spans
 from agentlab.tracing.table import SpanTable
@@ -77,7 +78,7 @@ class Dashboard:
         self._pngs: dict[str, bytes] = {"lanes": b"", "curve": b""}
         self._images: dict[str, np.ndarray] = {}
         self._html = {"head": "", "foot": ""}
-        self._text = f"{snapshot.name}: {snapshot.status}"
+        self._text = escaped(f"{snapshot.name}: {snapshot.status}")
         self._trouble: tuple[str, ...] = ()
         self._display_id = f"agentlab-{uuid.uuid4().hex}"
         self._context: contextvars.Context | None = None

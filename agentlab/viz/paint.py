@@ -3,10 +3,10 @@
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal, get_args
 
 from agentlab.types import TokenRow, TokenScores, Trajectory, checked_option
+from agentlab.viz.escaping import escape
 
 Coloring = Literal["loss mask", "advantage", "log-probability", "log-probability gap"]
 COLORINGS: tuple[Coloring, ...] = get_args(Coloring)

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from agentlab.viz.colors import GREEN, VERMILION
+from agentlab.viz.escaping import escape
 
 _BOX = "background:#fff;color:#222;border:1px solid #ccc;border-radius:4px;padding:8px 10px;font-size:13px"
 _CELL = "padding:1px 12px 1px 0;text-align:left;color:#222;background:#fff;font-size:13px"

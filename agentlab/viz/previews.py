@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentlab import tracing
+from agentlab.files import escaped
 from agentlab.inference.base import Engine
 from agentlab.models import Model, without_adapters
 from agentlab.models.config import LoraConfig
@@ -80,7 +81,7 @@ def preview(
     views = [show_trajectory(trajectory, model.tokenizer) for trajectory in trajectories]
     parts = [_reward_row(trajectory) for trajectory in trajectories]
     html = page(warnings, memory, times, parts, [view.html for view in views])
-    text = page_as_text(warnings, memory, times, parts, [repr(view) for view in views])
+    text = escaped(page_as_text(warnings, memory, times, parts, [repr(view) for view in views]))
     return Preview(trajectories, warnings, memory, times, html, text)
 
 

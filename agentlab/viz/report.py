@@ -4,19 +4,19 @@ import base64
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agentlab.files import write_atomically
+from agentlab.files import shown, write_atomically
 from agentlab.tracing import Span
 from agentlab.tracing.table import SpanTable
 from agentlab.types import RunSnapshot, Trajectory
 from agentlab.viz import facts
 from agentlab.viz.episode import Tokenizer, show_trajectory
+from agentlab.viz.escaping import escape
 from agentlab.viz.lanes import lanes_of
 from agentlab.viz.learning import curves
 from agentlab.viz.timing import timeline
@@ -95,7 +95,7 @@ def chosen(trajectories: Sequence[Trajectory], count: int) -> tuple[Trajectory, 
 
 def _trajectory(trajectory: Trajectory, tokenizer: Tokenizer | None) -> str:
     reward = f"{trajectory.reward:.3g}" if math.isfinite(trajectory.reward) else "none"
-    title = f"Task {trajectory.task.id}, episode {trajectory.episode}: reward {reward}"
+    title = f"Task {shown(trajectory.task.id, str)}, episode {trajectory.episode}: reward {reward}"
     if tokenizer is not None:
         body = show_trajectory(trajectory, tokenizer).html
     else:
@@ -117,7 +117,9 @@ def _error(snapshot: RunSnapshot) -> str:
 
 
 def _rows(items: Iterable[tuple[str, Any]]) -> str:
-    cells = "".join(f"<tr><td>{escape(str(name))}</td><td>{escape(_said(value))}</td></tr>" for name, value in items)
+    cells = "".join(
+        f"<tr><td>{escape(shown(name, str))}</td><td>{escape(shown(value, _said))}</td></tr>" for name, value in items
+    )
     return f"<table>{cells}</table>" if cells else "<p>None yet.</p>"
 
 
@@ -125,7 +127,7 @@ def _said(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_said(one)}" for name, one in value.items())
+        return ", ".join(f"{shown(name, str)} {shown(one, _said)}" for name, one in value.items())
     return str(value)
 
 

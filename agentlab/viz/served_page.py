@@ -1,10 +1,10 @@
 """The pages that the dashboard's server gives: the dashboard itself, and a browser of trajectories without scripts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 
 from agentlab.types import checked_option
 from agentlab.viz.browser import BrowsedRun
+from agentlab.viz.escaping import escape
 from agentlab.viz.face import SIZES
 from agentlab.viz.paint import COLORINGS, Coloring
 from agentlab.viz.siblings import KINDS, Kept, group_title, matching, siblings_html, siblings_of

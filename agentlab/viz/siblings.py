@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal, get_args
 
+from agentlab.files import escaped, shown
 from agentlab.types import RunSnapshot, Task, TokenScores, Trajectory
 from agentlab.viz.episode import Tokenizer, decoder_of, episode_html
+from agentlab.viz.escaping import escape
 from agentlab.viz.paint import Paint
 
 Kept = Literal["all", "failed", "timed out", "cut short", "reward 0", "trained on"]
@@ -78,7 +79,7 @@ def matching(groups: Sequence[Siblings], kept: Kept = "all", text: str = "") -> 
     return tuple(
         group
         for group in groups
-        if wanted in f"{group.task.id}\n{group.task.prompt}".casefold()
+        if wanted in f"{shown(group.task.id, str)}\n{group.task.prompt}".casefold()
         and any(is_kept(one, kept, group) for one in group.episodes)
     )
 
@@ -87,7 +88,7 @@ def group_title(group: Siblings) -> str:
     """A group in one line."""
     rewards = ", ".join(f"{reward:.3g}" for reward in group.rewards[:8]) + (", …" if len(group.rewards) > 8 else "")
     failed = sum(one.failure is not None for one in group.episodes)
-    parts = [f"Task {group.task.id!s:.40}", f"rewards {rewards}" if rewards else "no reward yet"]
+    parts = [f"Task {shown(group.task.id, str):.40}", f"rewards {rewards}" if rewards else "no reward yet"]
     return " · ".join([*parts, f"{failed} failed"] if failed else parts)
 
 
@@ -155,4 +156,4 @@ def _body(one: Trajectory, tokenizer: Tokenizer | None, paint: Paint) -> str:
 
 def as_text(groups: Sequence[Siblings]) -> str:
     """The groups where nothing but text can be shown."""
-    return "\n".join(group_title(group) for group in groups) or "No episode matches."
+    return escaped("\n".join(group_title(group) for group in groups)) or "No episode matches."
