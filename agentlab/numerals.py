@@ -97,6 +97,8 @@ MARKS = [
     (re.compile(r"(?<!\w)(_{1,2})(?=[^\s_])([^_\n]*[^\s_])\1(?!\w)"), r"\2"),
 ]
 """Tags, arrows, and what Markdown has. A dash that may be a bullet or a minus is neither."""
+TERM = r"(?=[\d(.\0]|[a-zA-Z](?![a-zA-Z]))"
+"""What a sign may stand before in an expression; before a word it is a dash."""
 JOINS = [
     (re.compile(r"[<>]"), OPAQUE),
     (re.compile(r"\0= *"), OPAQUE),
@@ -114,8 +116,8 @@ JOINS = [
     (re.compile(r"(?<![a-zA-Z])(?:sqrt|log|ln|sin|cos|tan|exp) *(?=[-+]?\.?\d)"), OPAQUE),
     (re.compile(r"(?<=\0) +(?=[-+]?\.?\d)"), ""),
     (re.compile(r"(?<=[\w)\]%!°\0]) *([*/^÷±]+) *(?=[\w(\[.\0-])"), r"\1"),
-    (re.compile(r"(?<=[\d\0]) *([-+]) *(?=[\w(.\0])"), r"\1"),
-    (re.compile(r"(?<=\d[)\]%!°]) +([-+]) +(?=[\w(.\0])"), r"\1"),
+    (re.compile(rf"(?<=[\d\0]) *([-+]) *{TERM}"), r"\1"),
+    (re.compile(rf"(?<=\d[)\]%!°]) +([-+]) +{TERM}"), r"\1"),
     (re.compile(r"((?:^|[=(≈<>]) *[-+]) +(?=\.?\d)", re.MULTILINE), r"\1"),
     (re.compile(r"(?<!\S)[-+±*/^÷] +(?=\.?\d)"), OPAQUE),
     (re.compile(r"(?<![\w.,/\1])(\d+) (?=\d+/\d)"), rf"\1{MIXED}"),
