@@ -29,7 +29,7 @@ SPELLINGS = str.maketrans(
     | dict.fromkeys("\u2018\u2019\u02bc", "'")
     | dict.fromkeys("。、【】「」『』《》", " ")
     | dict(zip("；：！？（），．٫٬＋＝％", ";:!?(),..,+=%", strict=True))
-    | dict.fromkeys("≠√∛π", "\0")
+    | dict.fromkeys("≠≤≥√∛π", "\0")
 )
 """What is written in several ways, in one; what makes a number part of an expression is NUL (`OPAQUE`)."""
 OPAQUE = "\0"
@@ -41,19 +41,20 @@ LITERAL = rf"(?:{GROUPED}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 """Digits, perhaps grouped, with a fraction and an exponent; no sign."""
 SEPARATORS = str.maketrans("", "", " ,_'")
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+LENGTH = "[nµμucdkm]?m|mi|ft|yd|in"
 UNITS = (
-    "nm|µm|μm|um|mm|cm|dm|km|mi|ft|yd|in|m|ha|ml|mL|cl|dl|l|L|mg|kg|lbs?|oz|g|t|ns|µs|μs|us|ms|secs?|s|mins?|hrs?|h|"
-    "kHz|MHz|GHz|Hz|kPa|Pa|kN|N|kJ|J|kcal|cal|kWh|kW|W|mV|kV|V|mA|mol|eV|rad|deg|px|mph|kmh|kph|KB|kB|MB|GB|TB|"
-    "EUR|USD|GBP|seconds?|minutes?|hours?|days?|weeks?|months?|years?|percent|person|meters?|metres?|dollars?|cents?"
+    "ha|ml|mL|cl|dl|l|L|mg|kg|lbs?|oz|g|ns|µs|μs|us|ms|secs?|s|mins?|hrs?|h|kHz|MHz|GHz|Hz|kPa|Pa|kN|kJ|kcal|cal|"
+    "kWh|kW|W|mV|kV|V|mA|mol|eV|rad|deg|px|mph|kmh|kph|KB|kB|MB|GB|TB|EUR|USD|GBP|seconds?|minutes?|hours?|days?|weeks?|months?|years?|percent|person|meters?|metres?|dollars?|cents?"
 )
-UNIT = rf"(?:°?[CF](?![a-z])|{UNITS})(?:\^?-?[1-9])?"
+UNIT = rf"(?:(?:{LENGTH})(?:\^?[23])?|{UNITS})(?:[*/](?:(?:{LENGTH})(?:\^?[23])?|s\^2|{UNITS}))*"
+"""What may follow a number without a space; the letters alone could be a factor."""
 NUMBER = re.compile(
-    rf"(?P<sign>[-+]?)(?:(?P<whole>{GROUPED}){MIXED})?(?:(?P<base>10)\^(?P<exponent>[-+]?\d+)|(?P<top>{LITERAL})"
+    rf"(?P<sign>[-+]?)(?:(?P<integer>{GROUPED}){MIXED})?(?:(?P<base>10)\^(?P<exponent>[-+]?\d+)|(?P<top>{LITERAL})"
     rf"(?:/(?P<bottom>[-+]?{LITERAL})|\*10\^(?P<power>[-+]?\d+)|{SCALED}(?P<scale>[a-z]+))?)"
-    rf"(?:%|°)?(?:{UNIT})?(?:[*/]{UNIT})*"
+    rf"(?:%|°[CF]?|/?{UNIT})?"
 )
-NAME = re.compile(rf"[^\W\d][\w.-]*|{UNIT}(?:[*/]{UNIT})*")
-RUN = re.compile(r"[^\s=≈<>|;?\"`{}—…&]+")
+NAME = re.compile(rf"(?![a-z]-)[^\W\d][\w.-]*|{UNIT}")
+RUN = re.compile(r"[^\s=≈|;?\"`{}…&]+")
 BEFORE, AFTER = "([#~:,!*'", ")].,:!*'~"
 """What may stand around a number without being part of it."""
 
@@ -74,7 +75,7 @@ COMMANDS = [
     (re.compile(r"\\(?:times|cdot|ast)(?![a-z])"), "*"),
     (re.compile(r"\\pm(?![a-z])|\\mp(?![a-z])"), "±"),
     (
-        re.compile(r"\\(?:approx|leq?|geq?|lt|gt|to|[rR]ightarrow|implies|iff|equiv|therefore|begin|end)(?![a-zA-Z])"),
+        re.compile(r"\\(?:approx|to|[rR]ightarrow|implies|iff|equiv|therefore|begin|end)(?![a-zA-Z])"),
         "=",
     ),
 ]
@@ -83,19 +84,24 @@ FRACTION = re.compile(r"(?P<before>\d ?)?\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*
 WITH_ARGUMENTS = re.compile(r"\\(?![dtc]?frac)([a-zA-Z]+)(?:\s*(?:\[[^\[\]{}]*\]|\{[^{}]*\}))+")
 OPERANDS = re.compile(
     r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|pi|rho|sigma|tau|omega|infty|sqrt|log|ln|exp|sin|cos|tan|neq?|"
-    r"binom|sum|prod|int|lim|div|e)(?![a-zA-Z])"
+    r"leq?|geq?|lt|gt|binom|sum|prod|int|lim|div|e)(?![a-zA-Z])"
 )
 MAX_DEPTH = 10
 """LaTeX commands inside each other; deeper ones make their line unreadable."""
 
 MARKS = [
-    (re.compile(r"^[ \t]*[-*+•][ \t]+", re.MULTILINE), ""),
-    (re.compile(r"^[ \t]*–[ \t]+(?=\S)", re.MULTILINE), OPAQUE),
+    (re.compile(r"<[/|]?[A-Za-z][^<>\n]{0,100}>|(?<![-=])[-=]++>|^[ \t]*>", re.MULTILINE), " "),
+    (re.compile(r"^[ \t]*[-–][ \t]+(?=[$€£]?\.?\d)", re.MULTILINE), OPAQUE),
+    (re.compile(r"^[ \t]*[-–*+•][ \t]+", re.MULTILINE), ""),
     (re.compile(r"(?<![\w*)])(\*{1,3})(?=[^\s*])([^*\n]*[^\s*])\1(?![\w*(])"), r"\2"),
     (re.compile(r"(?<!\w)(_{1,2})(?=[^\s_])([^_\n]*[^\s_])\1(?!\w)"), r"\2"),
 ]
-"""Bullets and emphasis of Markdown. A dash that may be a bullet or a minus is neither."""
+"""Tags, arrows, and what Markdown has. A dash that may be a bullet or a minus is neither."""
+TERM = r"(?=[\d(.\0]|[a-zA-Z](?![a-zA-Z]))"
+"""What a sign may stand before in an expression; before a word it is a dash."""
 JOINS = [
+    (re.compile(r"[<>]"), OPAQUE),
+    (re.compile(r"\0= *"), OPAQUE),
     (re.compile(r"\^ *\( *([-+]?\d+) *\)"), r"^\1"),
     (re.compile(r"\.{2,}+(?!\d)|(?<![\d.])\.{2,}|(?<![\d-])--+|-{2,}+(?!\d)"), " "),
     (re.compile(r"(?<=[-+])[$€£¥₹₩₽¢] ?"), ""),
@@ -110,8 +116,8 @@ JOINS = [
     (re.compile(r"(?<![a-zA-Z])(?:sqrt|log|ln|sin|cos|tan|exp) *(?=[-+]?\.?\d)"), OPAQUE),
     (re.compile(r"(?<=\0) +(?=[-+]?\.?\d)"), ""),
     (re.compile(r"(?<=[\w)\]%!°\0]) *([*/^÷±]+) *(?=[\w(\[.\0-])"), r"\1"),
-    (re.compile(r"(?<=[\d\0]) *([-+]) *(?=[\w(.\0])"), r"\1"),
-    (re.compile(r"(?<=\d[)\]%!°]) +([-+]) +(?=[\w(.\0])"), r"\1"),
+    (re.compile(rf"(?<=[\d\0]) *([-+]) *{TERM}"), r"\1"),
+    (re.compile(rf"(?<=\d[)\]%!°]) +([-+]) +{TERM}"), r"\1"),
     (re.compile(r"((?:^|[=(≈<>]) *[-+]) +(?=\.?\d)", re.MULTILINE), r"\1"),
     (re.compile(r"(?<!\S)[-+±*/^÷] +(?=\.?\d)"), OPAQUE),
     (re.compile(r"(?<![\w.,/\1])(\d+) (?=\d+/\d)"), rf"\1{MIXED}"),
@@ -151,8 +157,8 @@ def last_integer(text: str) -> int | None:
 def only_number(text: str) -> Fraction | None:
     """The number that a text consists of, perhaps with a unit or a currency's sign; None if it is none."""
     runs = list(_runs(text))
-    found = _read(runs[0]) if len(runs) == 1 else []
-    return found[0].value if len(found) == 1 else None
+    read = _read(runs[0]) if len(runs) == 1 else []
+    return read[0].value if len(read) == 1 else None
 
 
 def literal_value(text: str) -> Fraction:
@@ -189,8 +195,8 @@ def normalized(text: str) -> str:
 
 
 def _runs(text: str) -> Iterator[str]:
-    for found in RUN.finditer(normalized(text)):
-        run = found[0].lstrip(BEFORE).rstrip(AFTER)
+    for match in RUN.finditer(normalized(text)):
+        run = match[0].lstrip(BEFORE).rstrip(AFTER)
         if run:
             yield run
 
@@ -201,22 +207,22 @@ def _read(run: str) -> list[Numeral]:
         return []
     if WITH_COMMAS.fullmatch(run) and not any(len(part) == 3 for part in run.split(",")[1:]):
         return [Numeral(Fraction(part), True) for part in run.split(",")]
-    found = NUMBER.fullmatch(run) if len(run) <= MAX_DIGITS else None
-    return [Numeral(_value(found) if found else None, bool(re.fullmatch(rf"[-+]?{GROUPED}\D*", run)))]
+    match = NUMBER.fullmatch(run) if len(run) <= MAX_DIGITS else None
+    return [Numeral(_value(match) if match else None, bool(re.fullmatch(rf"[-+]?{GROUPED}\D*", run)))]
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
+def _value(match: re.Match[str]) -> Fraction | None:
     try:
-        value = literal_value("1e" + found["exponent"] if found["base"] else found["top"])
-        if found["bottom"]:
-            value /= literal_value(found["bottom"])
-        value *= literal_value("1e" + (found["power"] or "0")) * SCALES.get(found["scale"] or "", 1)
-        whole = literal_value(found["whole"] or "0")
+        value = literal_value("1e" + match["exponent"] if match["base"] else match["top"])
+        if match["bottom"]:
+            value /= literal_value(match["bottom"])
+        value *= literal_value("1e" + (match["power"] or "0")) * SCALES.get(match["scale"] or "", 1)
+        integer = literal_value(match["integer"] or "0")
     except (ZeroDivisionError, OverflowError):
         return None
-    if found["whole"] and (not found["bottom"] or not 0 <= value < 1):
+    if match["integer"] and (not match["bottom"] or not 0 <= value < 1):
         return None
-    return (whole + value) * (-1 if found["sign"] == "-" else 1)
+    return (integer + value) * (-1 if match["sign"] == "-" else 1)
 
 
 def _ascii_digits(text: str) -> str:
@@ -247,18 +253,18 @@ def _without_latex(text: str) -> str:
     return re.sub(r"\\[a-zA-Z]+|[{}]", " ", text)
 
 
-def _fraction(found: re.Match[str]) -> str:
-    top, bottom = (found[2] or found[3] or "").strip(), (found[4] or found[5] or "").strip()
+def _fraction(match: re.Match[str]) -> str:
+    top, bottom = (match[2] or match[3] or "").strip(), (match[4] or match[5] or "").strip()
     signed = rf"[-+]?{LITERAL}"
-    if found["after"] or not re.fullmatch(signed, top) or not re.fullmatch(signed, bottom):
-        return f"{found['before'] or ''}{OPAQUE}{found['after'] or ''}"
-    return _mixed(found["before"], f"{top}/{bottom}")
+    if match["after"] or not re.fullmatch(signed, top) or not re.fullmatch(signed, bottom):
+        return f"{match['before'] or ''}{OPAQUE}{match['after'] or ''}"
+    return _mixed(match["before"], f"{top}/{bottom}")
 
 
-def _grouped(found: re.Match[str]) -> str:
+def _grouped(match: re.Match[str]) -> str:
     """Numbers with a space between them: digits in groups of three are one, and what could be either is neither."""
-    first, *rest = found[0].split(" ")
+    first, *rest = match[0].split(" ")
     if all(len(part) != 3 for part in rest):
-        return found[0]
+        return match[0]
     grouped = first.isdecimal() and len(first) <= 3 and first[0] != "0" and all(len(part) == 3 for part in rest)
     return ("_" if grouped else OPAQUE).join((first, *rest))

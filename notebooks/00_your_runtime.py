@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Your runtime: what is here, and what works
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/agentlab-jax/agentlab/blob/main/notebooks/00_your_runtime.ipynb) [![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/agentlab-jax/agentlab/blob/main/notebooks/00_your_runtime.ipynb)
+# *To open this in Colab: File > Upload notebook; in Kaggle: File > Import Notebook. Then upload (Colab: Files, at the left; Kaggle: Add Input) the wheel that `pip wheel --no-deps .` makes of agentlab.*
 #
 # You will learn
 #
@@ -29,7 +29,7 @@
 # %%
 # Installs agentlab where it is missing, and changes nothing else.
 if not __import__("importlib.util").util.find_spec("agentlab"):
-    # %pip install -q "agentlab @ git+https://github.com/agentlab-jax/agentlab@main"
+    # %pip install -q $(ls agentlab-*.whl /kaggle/input/*/agentlab-*.whl 2>/dev/null)
 
 # %%
 import agentlab as al

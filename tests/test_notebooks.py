@@ -16,7 +16,8 @@ from agentlab.bench import notebooks, quickstart
 from agentlab.bench.simulated import simulated_run
 from agentlab.errors import ConfigError, RunError
 
-FOLDER = Path(__file__).parents[1] / "notebooks"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -27,6 +28,8 @@ DEFINED = {
 """What a notebook may define: the agents, environments, tools and rewards that it is about, and nothing else."""
 TO_COME: set[str] = set()
 """Notebooks that others point to already; a name is taken out when its notebook is there."""
+WRITTEN = {".py", ".ipynb", ".md", ".toml", ".yml", ".txt", ".json", ""}
+"""Endings of files that are text: what could name an address."""
 ELSEWHERE = re.compile(r"/(root|home|tmp|work|Users)/")
 """Folders of the machine that stored the outputs."""
 
@@ -76,12 +79,12 @@ def test_the_fast_preset_trains_a_tiny_model_of_the_family_that_the_full_one_nam
 def test_a_notebook_begins_alike_everywhere(path):
     notebook = nbformat.read(path, as_version=4)
     head = notebook.cells[0].source.splitlines()
-    assert head[0].startswith("# ") and head[2] == notebooks.badges(path.stem)
+    assert head[0].startswith("# ") and head[2] == notebooks.opening(path.stem)
     assert "You will learn" in head and sum(line.startswith("- ") for line in head) == 3
     (time,) = [line for line in head if line.startswith("**Time:**")]
     assert "CPU" in " ".join(head[head.index(time) :]) and "TPU" in " ".join(head[head.index(time) :])
-    assert [cell.source for cell in notebook.cells[1:3]] == [notebooks.INSTALL, notebooks.PRESET]
-    assert len(notebooks.INSTALL.splitlines()) <= 3
+    assert [cell.source for cell in notebook.cells[1:3]] == [notebooks.install_cell(), notebooks.PRESET]
+    assert len(notebooks.install_cell().splitlines()) <= 3
     for key, value in notebooks.RUNTIMES.get(path.stem, notebooks.PLAIN).items():
         assert notebook.metadata[key] == value
 
@@ -135,12 +138,46 @@ def is_public_name(node):
     return isinstance(node, ast.Attribute) and re.fullmatch(r"al\.\w+(\.\w+)?", ast.unparse(node)) is not None
 
 
-def test_badges_and_the_install_cell_name_the_repository_that_is_named_in_one_place():
-    path = f"github.com/{notebooks.REPOSITORY}/blob/main/notebooks/07_x.ipynb"
-    colab, kaggle = re.findall(r"\)\]\((https://[^)]+)\)", notebooks.badges("07_x"))
+def test_badges_and_the_install_cell_name_the_repository_that_is_named_in_one_place(monkeypatch):
+    monkeypatch.setattr(notebooks, "REPOSITORY", "somebody/something")
+    path = "github.com/somebody/something/blob/main/notebooks/07_x.ipynb"
+    colab, kaggle = re.findall(r"\)\]\((https://[^)]+)\)", notebooks.opening("07_x"))
     assert colab == "https://colab.research.google.com/" + path.replace("github.com", "github")
     assert kaggle == "https://kaggle.com/kernels/welcome?src=https://" + path
-    assert f"git+https://github.com/{notebooks.REPOSITORY}@main" in notebooks.INSTALL
+    assert '%pip install -q "agentlab @ git+https://github.com/somebody/something@main"' in notebooks.install_cell()
+
+
+def test_without_a_public_address_a_line_says_how_to_open_a_notebook_in_colab(monkeypatch):
+    monkeypatch.setattr(notebooks, "REPOSITORY", "")
+    assert "in Colab: File > Upload notebook" in notebooks.opening("07_x") and "http" not in notebooks.opening("07_x")
+    assert "%pip install -q $(ls agentlab-*.whl " in notebooks.install_cell() and "http" not in notebooks.install_cell()
+
+
+def test_nothing_but_that_one_place_names_an_address_of_the_repository():
+    """Neither with a scheme nor without, nor as somebody's name before ours; what is made from the one place may."""
+    address = re.compile(r"""(?:https?:|github\.com|\bgit@)[^\s"'`)\\]*agentlab|[\w-]+/agentlab(?:\.git|@\w|/blob/)""")
+    made = [notebooks.install_cell(), *map(notebooks.opening, notebooks.names())]
+    files = [
+        *ROOT.glob("*"),
+        *(path for name in ("agentlab", "notebooks", "tests", ".ci") for path in (ROOT / name).rglob("*")),
+    ]
+    texts = [path for path in files if path.suffix in WRITTEN and path.is_file() and path != Path(__file__)]
+    assert {ROOT / name for name in ("README.md", "pyproject.toml", "environment.yml", "Makefile")} < set(texts)
+    for path in texts:
+        text = path.read_text(encoding="utf-8")
+        for line in made:
+            text = text.replace(line, "").replace(json.dumps(line)[1:-1], "")
+        assert not address.search(text), f"{path.relative_to(ROOT)}: {address.search(text)}"
+
+
+def test_readmes_table_of_notebooks_is_read_as_plain_text():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\d\d_\w+)\] .*$", text, re.MULTILINE)
+    assert rows == notebooks.names()
+    lines = [line for line in text.splitlines() if re.match(r"\| \[\d\d_", line)]
+    assert len({len(line) for line in lines}) == 1 and max(map(len, lines)) <= 120
+    assert not any("http" in line or "<" in line or "![" in line for line in lines)
+    assert all(f"[{name}]: notebooks/{name}.ipynb" in text.splitlines() for name in rows)
 
 
 @pytest.mark.slow
@@ -157,7 +194,8 @@ def test_a_notebook_is_made_from_its_text_and_keeps_the_outputs_of_cells_that_st
     cells = ["# %% [markdown]\n# # T\n#\n# [![", "# %%\n# install", "# %%\nPRESET", "# %%\n1 + 1", "# %%\n2 + 2"]
     (tmp_path / "11_x.py").write_text("\n\n".join(cells) + "\n")
     document = notebooks.formed("11_x")
-    assert document.cells[0].source.endswith(notebooks.badges("11_x")) and document.cells[1].source == notebooks.INSTALL
+    assert document.cells[0].source.endswith(notebooks.opening("11_x"))
+    assert document.cells[1].source == notebooks.install_cell()
     document.cells[3].outputs = [nbformat.v4.new_output("stream", name="stdout", text="10%\r50%\r")]
     document.cells[3].outputs += [nbformat.v4.new_output("stream", name="stdout", text="done\n")]
     document.cells[4].outputs = [nbformat.v4.new_output("stream", name="stdout", text="4")]
@@ -177,7 +215,7 @@ def test_a_notebook_that_warned_is_not_stored(tmp_path, monkeypatch):
     assert not (tmp_path / "11_x.ipynb").exists()
 
 
-def test_a_notebook_without_a_place_for_its_badges_is_refused(tmp_path, monkeypatch):
+def test_a_notebook_without_a_line_for_how_to_open_it_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(notebooks, "FOLDER", tmp_path)
     (tmp_path / "11_x.py").write_text("# %% [markdown]\n# # T\n")
     with pytest.raises(ConfigError, match="one line that begins with"):

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +15,6 @@ from agentlab.environments import BaseTaskEnv, ToolEnvironment, part
 from agentlab.errors import ConfigError
 from agentlab.inference.scripted import ScriptedEngine
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator, run_episode
-from agentlab.rollout.deadline import Deadline
 from agentlab.types import Action, EnvStepResult, ToolCall
 
 
@@ -200,23 +201,64 @@ def test_a_deadline_of_nothing_is_refused(option):
         RolloutConfig(**{option: 0})
 
 
-def test_a_part_on_another_thread_counts_where_anyio_knows_of_no_loop_in_a_callback(monkeypatch):
-    """So it is wherever sniffio is installed."""
+POSTED = """
+import asyncio, sys, threading
+if sys.argv[1] == "absent":
+    sys.modules["sniffio"] = None  # importing it fails
+import anyio
+from agentlab.agents import ModelAgent
+from agentlab.concurrency import LoopThread, post
+from agentlab.environments import ToolEnvironment
+from agentlab.inference.scripted import ScriptedEngine
+from agentlab.rollout import RolloutConfig, run_episode
+from agentlab.types import Action, ToolCall
 
-    def nowhere() -> float:
-        raise RuntimeError("no library is known here")
+known = []
 
-    async def main() -> None:
-        deadline = Deadline("step", 10.0, {"tool": 5.0, "reward": 5.0})
-        deadline.begin()
-        monkeypatch.setattr(anyio, "current_time", nowhere)
-        ended = await asyncio.to_thread(deadline.watch, "tool", "slow")
-        await asyncio.sleep(0)
-        assert deadline.part is not None and deadline.part.name == "slow"
-        assert deadline.scope.deadline == pytest.approx(asyncio.get_running_loop().time() + 5.0, abs=1.0)
-        ended()
-        await asyncio.sleep(0)
-        assert deadline.part is None
-        assert deadline.scope.deadline == pytest.approx(asyncio.get_running_loop().time() + 10.0, abs=1.0)
+def probe():
+    try:
+        known.append(anyio.current_time() > 0)
+    except RuntimeError:
+        known.append(False)
 
-    asyncio.run(main())
+async def main():
+    await asyncio.to_thread(post, asyncio.get_running_loop(), probe)
+    await asyncio.sleep(0)
+
+asyncio.run(main())
+assert known == [sys.argv[1] == "absent"], "this is not the world that is to be tried"
+
+class Calling(ModelAgent):
+    def update_from_model(self, response, **kwargs):
+        return Action((ToolCall("slow"),))
+
+release = threading.Event()
+
+def slow() -> str:
+    "Wait."
+    release.wait()
+    return "late"
+
+record = run_episode(
+    ScriptedEngine("x"), {"prompt": ""}, agent_class=Calling, env_class=ToolEnvironment,
+    env_kwargs={"tool_map": {"slow": slow}, "reward_fn": lambda task, answer: 1.0},
+    config=RolloutConfig(tool_timeout_s=0.05),
+)
+release.set()
+print(record.failure.stage, record.failure.error)
+thread = LoopThread(anyio.sleep_forever)
+rung = thread.call(anyio.Event)
+rung.set()
+thread.cancel()
+print(rung.is_set(), thread.join(30.0))
+"""
+
+
+@pytest.mark.parametrize("sniffio", ["installed", "absent"])
+def test_what_threads_post_to_a_loop_works_whether_or_not_sniffio_lets_anyio_know_of_it(sniffio):
+    """Older anyio brings sniffio along, newer does without; where it is, a posted callback has no anyio of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-c", POSTED, sniffio], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "tool tool 'slow' took longer than 0.05 s, its tool_timeout_s\nTrue True\n"

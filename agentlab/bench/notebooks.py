@@ -2,8 +2,9 @@
 
 How to make a notebook:
 
-1. Write `notebooks/NAME.py` in jupytext's percent format. Cell 0 is text: a title, a line that begins with `[![`
-   (the badges are put there), "You will learn" with three bullets, and a line that begins with `**Time:**`. Cell 1 is
+1. Write `notebooks/NAME.py` in jupytext's percent format. Cell 0 is text: a title, a line that begins with
+   `*To open this` (how to do so is put there: badges, where `REPOSITORY` is set), "You will learn" with three bullets,
+   and a line that begins with `**Time:**`. Cell 1 is
    code with the word `install`, cell 2 code with the word `PRESET`: both are put there, the same in every notebook.
    A sentence in italics stands after each figure; the last cell has exercises with hidden answers and a "Next" link.
    What a notebook may define is listed in `tests/test_notebooks.py`, which checks the form.
@@ -26,8 +27,9 @@ from agentlab.bench.contract import Row
 from agentlab.errors import ConfigError, RunError, nearest
 from agentlab.files import write_atomically
 
-REPOSITORY = "agentlab-jax/agentlab"
-"""The public name of the repository: badges and install cells are made from it, and from nothing else."""
+REPOSITORY = ""
+"""The repository on GitHub, as "owner/name"; empty while it has no public address. Badges and install cells are made
+from it, and from nothing else: set it, and run `python -m agentlab.bench notebooks --pair`."""
 BRANCH = "main"
 FOLDER = Path(__file__).parents[2] / "notebooks"
 LIMIT_S = 120.0
@@ -35,10 +37,10 @@ LIMIT_S = 120.0
 LIMIT_BYTES = 1_000_000
 PROGRESS_S = 15.0
 
-INSTALL = f"""\
-# Installs agentlab where it is missing, and changes nothing else.
-if not __import__("importlib.util").util.find_spec("agentlab"):
-    %pip install -q "agentlab @ git+https://github.com/{REPOSITORY}@{BRANCH}\""""
+OPENING = "*To open this in Colab: File > Upload notebook; in Kaggle: File > Import Notebook. \
+Then upload (Colab: Files, at the left; Kaggle: Add Input) the wheel that `pip wheel --no-deps .` makes of agentlab.*"
+OPENINGS = ("[![", "*To open this ")
+"""How the line begins that says how to open a notebook, with badges and without."""
 PRESET = """\
 import agentlab as al
 
@@ -62,8 +64,20 @@ RUNTIMES: Mapping[str, Mapping[str, Any]] = {
 PLAIN = {"colab": {"provenance": []}, "kaggle": {"accelerator": "none", "isInternetEnabled": True}}
 
 
-def badges(name: str) -> str:
-    """The line that opens this notebook in Colab and in Kaggle."""
+def install_cell() -> str:
+    """The code that installs agentlab where it is missing: from its repository, or else from a wheel beside it."""
+    wheel = "$(ls agentlab-*.whl /kaggle/input/*/agentlab-*.whl 2>/dev/null)"
+    source = f'"agentlab @ git+https://github.com/{REPOSITORY}@{BRANCH}"' if REPOSITORY else wheel
+    return f"""\
+# Installs agentlab where it is missing, and changes nothing else.
+if not __import__("importlib.util").util.find_spec("agentlab"):
+    %pip install -q {source}"""
+
+
+def opening(name: str) -> str:
+    """The line that opens this notebook in Colab and in Kaggle, or says how to."""
+    if not REPOSITORY:
+        return OPENING
     path = f"github.com/{REPOSITORY}/blob/{BRANCH}/notebooks/{name}.ipynb"
     colab = f"https://colab.research.google.com/{path.replace('github.com', 'github', 1)}"
     kaggle = f"https://kaggle.com/kernels/welcome?src=https://{path}"
@@ -79,7 +93,7 @@ def names() -> list[str]:
 
 
 def formed(name: str) -> Any:
-    """The notebook as its text says, without outputs, with badges, install cell and runtime put in.
+    """The notebook as its text says, without outputs, with how to open it, install cell and runtime put in.
 
     Raises:
         ConfigError: there is no such text, or the places for these are missing.
@@ -89,12 +103,12 @@ def formed(name: str) -> Any:
     if not text.is_file():
         raise ConfigError(f"There is no notebook {name!r} in {FOLDER}.{nearest(name, names())}")
     document = jupytext.read(text)
-    head, places = document.cells[0], {1: ("install", INSTALL), 2: ("PRESET", PRESET)}
+    head, places = document.cells[0], {1: ("install", install_cell()), 2: ("PRESET", PRESET)}
     lines = head.source.splitlines()
-    at = [number for number, line in enumerate(lines) if line.startswith("[![")]
+    at = [number for number, line in enumerate(lines) if line.startswith(OPENINGS)]
     if len(at) != 1:
-        raise ConfigError(f"The first cell of {name} must have one line that begins with [![ for the badges.")
-    lines[at[0]] = badges(name)
+        raise ConfigError(f"The first cell of {name} must have one line that begins with {OPENINGS[1]!r}.")
+    lines[at[0]] = opening(name)
     head.source = "\n".join(lines)
     for number, (word, source) in places.items():
         if document.cells[number].cell_type != "code" or word not in document.cells[number].source:
@@ -120,11 +134,13 @@ def read(path: Path) -> Any:
 def pair(name: str) -> Path:
     """Write the notebook from its text; a cell whose code is the same keeps its outputs."""
     document, path = formed(name), FOLDER / f"{name}.ipynb"
-    old = read(path).cells if path.is_file() else []
-    kept = {cell.source: cell for cell in old if cell.cell_type == "code"}
+    old = read(path) if path.is_file() else None
+    kept = {cell.source: cell for cell in old.cells if cell.cell_type == "code"} if old else {}
     for cell in document.cells:
         if cell.cell_type == "code" and cell.source in kept:
             cell.outputs, cell.execution_count = kept[cell.source].outputs, kept[cell.source].execution_count
+    if old and "language_info" in old.metadata:
+        document.metadata["language_info"] = old.metadata["language_info"]
     return store(name, document)
 
 

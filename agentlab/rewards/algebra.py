@@ -84,13 +84,13 @@ def math_in(answer: str) -> str:
     if boxed := _last_boxed(answer):
         return boxed
     text = answer.replace("$$", "$")
-    found = [(match.end(), match[1]) for match in INLINE.finditer(text)]
+    delimited = [(match.end(), match[1]) for match in INLINE.finditer(text)]
     for begin, end in DELIMITERS:
         before, closed, _ = text.rpartition(end)
         _, opened, inside = before.rpartition(begin)
-        found += [(len(before), inside)] if closed and opened else []
-    if found:
-        return max(found)[1].strip()
+        delimited += [(len(before), inside)] if closed and opened else []
+    if delimited:
+        return max(delimited)[1].strip()
     text = text.strip().rstrip(".")
     if not WORD.search(text):
         return text
@@ -115,10 +115,10 @@ def _last_boxed(answer: str) -> str:
     """What stands in the last `\\boxed{}` that is closed; empty if none is."""
     _, opened, after = answer.rpartition("\\boxed{")
     depth = 1
-    for place, character in enumerate(after if opened else ""):
+    for index, character in enumerate(after if opened else ""):
         depth += (character == "{") - (character == "}")
         if depth == 0:
-            return after[:place].strip()
+            return after[:index].strip()
     return ""
 
 
