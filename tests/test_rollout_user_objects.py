@@ -41,7 +41,7 @@ class Nasty:
     def __eq__(self, other):
         raise ZeroDivisionError("nasty eq")
 
-    __hash__ = None
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 class Steps:
