@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,6 +85,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "full, first layer frozen": {"lora_rank": 0, "frozen": first_layer},
     "full, biases and norms frozen": {"lora_rank": 0, "frozen": biases_and_norms},
 }
+
+
+@pytest.fixture(autouse=True)
+def _programs_are_forgotten():
+    """Each case compiles its own. XLA maps memory for every program, and a process may have 65,530 maps."""
+    yield
+    jax.clear_caches()
 
 
 def random_model(options: dict[str, Any], dtype: Any = jnp.float32) -> Model:
