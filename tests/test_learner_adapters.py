@@ -8,7 +8,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -253,12 +252,14 @@ def test_the_memory_of_a_run_is_the_same_whether_its_adapters_are_fresh_or_loade
     assert memory_plan(add_lora(model, 4), config) == memory_plan(model, config)
 
 
-def test_episodes_before_training_are_played_with_the_loaded_adapters(model, tmp_path):
+def test_episodes_are_played_with_the_loaded_adapters_by_a_learner_and_by_an_engine_alone(model, tmp_path):
     _, run = taught(model, 30, learning_rate=1e-2, optimizer=optax.adam)
     loaded = al.load_adapters(model, al.save_adapters(run, tmp_path / "taught"))
-    answer = learner(loaded, "jax", temperature=0.1).run_episode({"id": "x", "prompt": "Say it."})
-    assert answer.turns[0].response == "abab"
-    assert jax.tree.structure(loaded.params) != jax.tree.structure(model.params)
+    made, task = learner(loaded, "jax", temperature=0.1), {"id": "x", "prompt": "Say it."}
+    roles = {"agent_class": al.ModelAgent, "env_class": al.TaskEnvironment, "env_kwargs": {"reward_fn": paid_by_text}}
+    engine = al.JaxEngine(loaded, num_slots=2, tokens_per_slot=256)
+    alone = al.run_episode(engine, task, config=made.config, **roles)
+    assert [answer.turns[0].response for answer in (made.run_episode(task), alone)] == ["abab", "abab"]
 
 
 ON_DEVICES = """
