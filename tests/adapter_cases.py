@@ -14,6 +14,7 @@ from agentlab.inference import ScriptedEngine
 from agentlab.models import Model
 from agentlab.models.attention import attend, segment_mask
 from agentlab.models.decoder import decoder_structure
+from agentlab.models.tree import flat_arrays
 from agentlab.rollout.episode import stable_seed
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -22,6 +23,11 @@ MODULES = {
     "q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn",
     "gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp",
 }  # fmt: skip
+
+
+def array_of(model: Model, layer: int, name: str, kind: str) -> np.ndarray:
+    """The "weight", "lora_a" or "lora_b" of a linear layer, e.g. "q_proj"."""
+    return np.asarray(flat_arrays(model.params)["layers", layer, MODULES[name], name, kind])
 
 
 def stored_model(name: str, folder: Path, **options) -> Model:

@@ -8,12 +8,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 import pytest
 from adapter_cases import (
     FIXTURES,
+    array_of,
     largest_difference,
     learner,
     logits_of,
@@ -107,12 +107,8 @@ def test_adapters_that_are_frozen_are_saved_with_the_others(model, tmp_path):
     made, run = trained(model, frozen=lambda name: ".mlp." in name or ".0." in name)
     again = al.load_adapters(model, al.save_adapters(run, tmp_path / "saved"))
     assert largest_difference(merged(again), made.policy.params) < 1e-6
-    layers = again.params["layers"]
-    assert (
-        not layers[1]["mlp"]["up_proj"]["lora_b"][...].any()
-        and not layers[0]["self_attn"]["q_proj"]["lora_b"][...].any()
-    )
-    assert layers[1]["self_attn"]["q_proj"]["lora_b"][...].any()
+    assert not array_of(again, 1, "up_proj", "lora_b").any() and not array_of(again, 0, "q_proj", "lora_b").any()
+    assert array_of(again, 1, "q_proj", "lora_b").any()
 
 
 def test_adapters_that_were_trained_on_a_quantised_base_belong_to_that(model, tmp_path):
@@ -193,7 +189,7 @@ def test_loaded_adapters_that_are_frozen_stay_in_what_is_published(model, half, 
     made, run = trained(half, frozen=lambda name: ".mlp." in name)
     again = al.load_adapters(model, al.save_adapters(run, tmp_path / "whole"))
     assert largest_difference(merged(again), made.policy.params) < 1e-6
-    up, before = (one.params["layers"][0]["mlp"]["up_proj"]["lora_b"][...] for one in (again, half))
+    up, before = (array_of(one, 0, "up_proj", "lora_b") for one in (again, half))
     np.testing.assert_array_equal(up, before)
     assert up.any()
 
@@ -256,12 +252,14 @@ def test_the_memory_of_a_run_is_the_same_whether_its_adapters_are_fresh_or_loade
     assert memory_plan(add_lora(model, 4), config) == memory_plan(model, config)
 
 
-def test_episodes_before_training_are_played_with_the_loaded_adapters(model, tmp_path):
+def test_episodes_are_played_with_the_loaded_adapters_by_a_learner_and_by_an_engine_alone(model, tmp_path):
     _, run = taught(model, 30, learning_rate=1e-2, optimizer=optax.adam)
     loaded = al.load_adapters(model, al.save_adapters(run, tmp_path / "taught"))
-    answer = learner(loaded, "jax", temperature=0.1).run_episode({"id": "x", "prompt": "Say it."})
-    assert answer.turns[0].response == "abab"
-    assert jax.tree.structure(loaded.params) != jax.tree.structure(model.params)
+    made, task = learner(loaded, "jax", temperature=0.1), {"id": "x", "prompt": "Say it."}
+    roles = {"agent_class": al.ModelAgent, "env_class": al.TaskEnvironment, "env_kwargs": {"reward_fn": paid_by_text}}
+    engine = al.JaxEngine(loaded, num_slots=2, tokens_per_slot=256)
+    alone = al.run_episode(engine, task, config=made.config, **roles)
+    assert [answer.turns[0].response for answer in (made.run_episode(task), alone)] == ["abab", "abab"]
 
 
 ON_DEVICES = """

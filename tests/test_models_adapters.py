@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adapter_cases import FIXTURES, MODULES, NAMES, logits_of, stored_model, updates
+from adapter_cases import FIXTURES, MODULES, NAMES, array_of, logits_of, stored_model, updates
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -115,8 +115,8 @@ def test_a_learners_rank_for_all_layers_is_that_of_the_highest_filled_up_with_ze
     model = stored_model("llama3_rope", tmp_path)
     adapted = al.load_adapters(model, ADAPTERS / "llama3_rope")
     assert adapted.config.lora.rank == 5
-    first = adapted.params["layers"][0]["self_attn"]["k_proj"]
-    assert not first["lora_a"][...][2:].any() and not first["lora_b"][...][:, 2:].any() and first["lora_a"][...].any()
+    a, b = (array_of(adapted, 0, "k_proj", kind) for kind in ("lora_a", "lora_b"))
+    assert a[:2].any() and b[:, :2].any() and not a[2:].any() and not b[:, 2:].any()
 
 
 @st.composite
@@ -139,7 +139,7 @@ def test_ranks_and_scales_by_layer_add_what_pefts_rule_says_and_survive_a_round_
     model, folder = al.tiny_model(num_layers=1, hidden_size=16, intermediate_size=24), tmp_path_factory.mktemp("drawn")
     rng, tensors = np.random.default_rng(0), {}
     for name in options["target_modules"]:
-        out, inside = model.params["layers"][0][MODULES[name]][name]["weight"].shape
+        out, inside = array_of(model, 0, name, "weight").shape
         key = f"base_model.model.model.layers.0.{MODULES[name]}.{name}"
         tensors[f"{key}.lora_A.weight"] = rng.standard_normal((rank[name], inside), np.float32)
         tensors[f"{key}.lora_B.weight"] = rng.standard_normal((out, rank[name]), np.float32)
@@ -152,12 +152,11 @@ def test_ranks_and_scales_by_layer_add_what_pefts_rule_says_and_survive_a_round_
     wanted = updates(tensors, lambda layer, _: scale[layer.rpartition(".")[2]])
     got = updates(load_file(saved / "adapter_model.safetensors"), lambda _, rows: written["lora_alpha"] / rows)
     assert wanted.keys() == got.keys()
-    folded = merged(adapted).params["layers"][0]
+    folded = merged(adapted)
     for layer, change in wanted.items():
         name = layer.rpartition(".")[2]
         np.testing.assert_allclose(got[layer], change, rtol=1e-5, atol=1e-5)
-        before = model.params["layers"][0][MODULES[name]][name]["weight"][...]
-        after = folded[MODULES[name]][name]["weight"][...]
+        before, after = (array_of(one, 0, name, "weight") for one in (model, folded))
         np.testing.assert_allclose(after, before + change, rtol=1e-4, atol=1e-4)
 
 

@@ -9,7 +9,7 @@ from agentlab.chat import ChatFormat
 from agentlab.inference import IdleEngine
 from agentlab.learner.checks import check_made, check_steps
 from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
-from agentlab.models import Model
+from agentlab.models import Model, adapters_of, merged
 from agentlab.rollout.conversations import ConversationFeed, check_conversations
 from agentlab.rollout.sinks import Sink
 from agentlab.run import Parts, Run
@@ -39,7 +39,7 @@ class SFTTrainer:
         self.config = config if config is not None else SFTConfig()
         check_made(self.config, SFTConfig, "config")
         check_adapters(model, self.config.lora_rank, self.config.lora_alpha)
-        self._weights = TrainedWeights(model, lambda: Trainer(model, self.config, sft))
+        self._weights = TrainedWeights(merged(model), lambda: Trainer(model, self.config, sft), adapters_of(model))
 
     def train(
         self,
@@ -84,7 +84,7 @@ class SFTTrainer:
     @property
     def trained_model(self) -> Model:
         """The model with the newest weights, adapters folded in, for `save_model` or a `GRPOLearner`."""
-        return self._weights.model
+        return self._weights.on(self.model)
 
     def _parts(self, steps: int, begun: Begun) -> Parts:
         self._weights.refresh()

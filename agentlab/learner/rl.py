@@ -14,7 +14,7 @@ from agentlab.inference.base import Engine
 from agentlab.learner.checks import check_made, check_steps
 from agentlab.learner.placing import Placement, Placing, notes_of, sampled_model, trainer_of
 from agentlab.learner.weights import Begun, CheckpointPlan, TrainedWeights
-from agentlab.models import Model
+from agentlab.models import Model, adapters_of, merged
 from agentlab.platform import Plan
 from agentlab.platform.tpu import tpu_metrics
 from agentlab.rollout import (
@@ -117,7 +117,9 @@ class AgenticRLLearner:
             "env_kwargs": env_kwargs or {},
         }
         self._weights = TrainedWeights(
-            self.model, lambda: trainer_of(self._placed(), self.model, self.config, algorithm)
+            merged(self.model),
+            lambda: trainer_of(self._placed(), self.model, self.config, algorithm),
+            adapters_of(self.model),
         )
         self._make_engine = self._engine_option(engine)
         check_roles(**self._roles)
@@ -221,7 +223,7 @@ class AgenticRLLearner:
     @property
     def trained_model(self) -> Model:
         """The model with the newest weights, adapters folded in, for `save_model` or another learner."""
-        return self._weights.model
+        return self._weights.on(self.model)
 
     def _parts(self, steps: int, eval_tasks: Tasks | None, eval_every: int, eval_k: int, begun: Begun) -> Parts:
         self._weights.refresh()

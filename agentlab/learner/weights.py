@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlab.errors import ConfigError, RunError
-from agentlab.models import Model, adapters_of, merged
+from agentlab.models import Adapters, Model
 from agentlab.rollout.ledger import Progress, RunRecord, Schedule
 from agentlab.rollout.sinks import JsonLines, Sink, check_sinks
 from agentlab.run import current_run
@@ -82,13 +82,13 @@ class TrainedWeights:
     The trainer belongs to the learner thread while a run lives; between runs nobody touches it.
 
     Args:
-        model: What is trained.
+        model: What is trained, its adapters folded in.
         make_trainer: Makes the trainer, on the thread that needs it first.
+        adapters: Those that were folded in.
     """
 
-    def __init__(self, model: Model, make_trainer: Callable[[], Trainer]):
-        self._model = model
-        self.policy = Policy(0, merged(model).params, adapters_of(model))
+    def __init__(self, model: Model, make_trainer: Callable[[], Trainer], adapters: Adapters | None = None):
+        self.policy = Policy(0, model.params, adapters)
         """The newest weights; frozen."""
         self._make_trainer = make_trainer
         self._trainer: Trainer | None = None
@@ -110,12 +110,10 @@ class TrainedWeights:
         self._check_free()
         return replace(self._found(plan, about), sinks=outlets)
 
-    @property
-    def model(self) -> Model:
-        """The model with the newest weights, its adapters folded in."""
-        changed = self._model.changed or self.policy.version > 0 or self._model.config.lora is not None
-        config = self._model.config.without_lora()
-        return replace(self._model, config=config, params=self.policy.params, changed=changed)
+    def on(self, model: Model) -> Model:
+        """The model that is trained, as it was given, with the newest weights; its adapters are folded in."""
+        changed = model.changed or self.policy.version > 0 or model.config.lora is not None
+        return replace(model, config=model.config.without_lora(), params=self.policy.params, changed=changed)
 
     def refresh(self) -> None:
         """Take the trainer's newest weights, if it is here. On the loop, before its thread starts."""
