@@ -2,13 +2,16 @@
 
 import asyncio
 import collections
+import decimal
 import itertools
+import math
 import random
 import threading
 import zlib
 from dataclasses import dataclass, field
 
 import anyio
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from agentlab.concurrency import first_error, run_virtual
 from agentlab.environments import part
 from agentlab.errors import RewardError, RunError, ToolError
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator
+from agentlab.rollout.measures import episode_measures
 from agentlab.run import Parts, Session
 from agentlab.types import EnvStepResult, TrajectoryGroup
 
@@ -29,20 +33,67 @@ LATE_REWARD = 1000.0
 
 WAITS = ("hang", "slow", "late", "stubborn")
 FAULTS = {
-    "make": ("raise",),
-    "reset": ("raise", "odd", "cancel", *WAITS),
-    "step": ("raise", "odd", "cancel", *WAITS),
-    "tool": ("raise", *WAITS),
-    "reward": ("raise", "odd", *WAITS),
-    "close": ("raise", "cancel", *WAITS),
-    "agent_make": ("raise",),
-    "agent_model": ("raise", "cancel", *WAITS),
-    "agent_env": ("raise", "cancel", *WAITS),
+    "make": ("raise", "end"),
+    "reset": ("raise", "odd", "cancel", "end", *WAITS),
+    "step": ("raise", "odd", "cancel", "end", *WAITS),
+    "result": ("done", "info", "parts", "truncation", "observation"),
+    "tool": ("raise", "end", *WAITS),
+    "reward": ("raise", "odd", "end", *WAITS),
+    "close": ("raise", "cancel", "end", *WAITS),
+    "environment_attribute": ("raise", "end"),
+    "agent_make": ("raise", "end"),
+    "agent_model": ("raise", "cancel", "end", *WAITS),
+    "agent_env": ("raise", "cancel", "end", *WAITS),
+    "agent_attribute": ("raise", "odd", "end"),
+    "agent_record": ("raise", "end"),
+    "agent_action": ("odd",),
 }
 """What strikes where. Of the waits, "slow" ends in time, "late" cannot be cancelled and ends after the
-deadline, "stubborn" swallows the cancellation and answers all the same."""
-ODD_REWARDS = (float("nan"), float("inf"), None, "1.0", [1.0])
+deadline, "stubborn" swallows the cancellation and answers all the same. "end" raises what is no Exception,
+which most handlers let pass."""
+OFTEN = {
+    "agent_attribute": 0.1,
+    "agent_record": 0.3,
+    "agent_action": 0.3,
+    "environment_attribute": 0.3,
+    "result": 0.5,
+    "agent_model": 0.6,
+    "agent_env": 0.6,
+    "reward": 3.0,
+}
+"""Shares of the share of faults, for what is asked again and again in an episode, or late."""
+
+
+class Broken(BaseException):
+    """Of a user's own, and no Exception."""
+
+
+class Odd:
+    """Cannot be looked at: neither shown nor compared nor counted, nor asked for its class."""
+
+    def __getattribute__(self, name):
+        raise ZeroDivisionError(f"odd {name}")
+
+    def __repr__(self):
+        raise ZeroDivisionError("odd repr")
+
+    def __str__(self):
+        raise ZeroDivisionError("odd str")
+
+    def __bool__(self):
+        raise ZeroDivisionError("odd bool")
+
+    def __eq__(self, other):
+        raise ZeroDivisionError("odd eq")
+
+    __hash__ = None
+
+
+HUGE = 1e300
+ODD_REWARDS = (float("nan"), float("inf"), None, "1.0", [1.0], HUGE, -HUGE, 10**400, True, np.array([1.0]), Odd())
+ODD_REWARDS += (decimal.Decimal("NaN"), np.bool_(True), 1j)
 BROKEN = {"tool": ToolError, "reward": RewardError}
+ENDED_BY = (SystemExit, GeneratorExit, Broken)
 
 
 @dataclass
@@ -60,20 +111,27 @@ class Chaos:
 
     def fault(self, stage, *where):
         rng = random.Random(repr((self.seed, stage, where)))
-        fault = rng.choice(FAULTS[stage]) if self.armed and rng.random() < self.share else None
+        strikes = self.armed and rng.random() < self.share * OFTEN.get(stage, 1.0)
+        fault = rng.choice(FAULTS[stage]) if strikes else None
         self.struck[stage, fault] += fault is not None
         return fault
 
     def strike(self, stage, *where):
-        """For what is not async: raise, or do nothing."""
-        if self.fault(stage, *where) == "raise":
-            raise ValueError(f"{stage} broke")
+        """For what is not async: raise, or say that something odd should be given."""
+        fault = self.fault(stage, *where)
+        self.raise_for(fault, stage, where)
+        return fault
+
+    def raise_for(self, fault, stage, where):
+        if fault == "raise":
+            raise BROKEN.get(stage, ValueError)(f"{stage} broke")
+        if fault == "end":
+            raise ENDED_BY[sum(where) % len(ENDED_BY)](f"{stage} broke")
 
     async def strikes(self, stage, *where):
         """Raise, wait, or say that something odd or late should be answered."""
         fault = self.fault(stage, *where)
-        if fault == "raise":
-            raise BROKEN.get(stage, ValueError)(f"{stage} broke")
+        self.raise_for(fault, stage, where)
         if fault == "cancel":
             raise asyncio.CancelledError
         if fault == "hang":
@@ -101,11 +159,16 @@ class ChaosEnv:
         chaos.opened.append(self)
         self.turn = 0
 
+    @property
+    def step(self):
+        self.chaos.strike("environment_attribute", self.number, self.turn)
+        return self._step
+
     async def reset(self):
         odd = await self.chaos.strikes("reset", self.number)
         return "not a pair" if odd == "odd" else (self.task.prompt, {})
 
-    async def step(self, action):
+    async def _step(self, action):
         where = (self.number, self.turn)
         fault = await self.chaos.strikes("step", *where)
         with part("tool", "search"):
@@ -113,8 +176,13 @@ class ChaosEnv:
         self.turn += 1
         if fault == "odd":
             return {"observation": "go on"}
-        if self.turn < 2:
-            return EnvStepResult("go on", LATE_REWARD if late else 0.0, False)
+        odd = self.chaos.strike("result", *where)
+        if self.turn < 2 or odd:
+            info = {"parts": {"reward_parts": {"a": HUGE}}, "truncation": {"truncation": Odd()}, "info": Odd()}
+            said = Odd() if odd == "observation" else "go on"
+            return EnvStepResult(
+                said, LATE_REWARD if late else 0.0, Odd() if odd == "done" else False, info.get(odd, {})
+            )
         with part("reward", "score"):
             odd = await self.chaos.strikes("reward", self.number)
         if odd == "odd":
@@ -134,9 +202,25 @@ class ChaosAgent(ModelAgent):
         self.chaos, self.number, self.calls = chaos, next(chaos.agents), itertools.count()
         chaos.strike("agent_make", self.number)
 
+    @property
+    def messages(self):
+        if not hasattr(self, "calls"):
+            return self.kept
+        odd = self.chaos.strike("agent_attribute", self.number, next(self.calls))
+        return [Odd()] if odd == "odd" else self.kept
+
+    @messages.setter
+    def messages(self, value):
+        self.kept = value
+
     async def update_from_model(self, response, **kwargs):
         await self.chaos.strikes("agent_model", self.number, next(self.calls))
-        return super().update_from_model(response)
+        action = super().update_from_model(response)
+        return Odd() if self.chaos.strike("agent_action", self.number, next(self.calls)) == "odd" else action
+
+    def record_response(self, response):
+        self.chaos.strike("agent_record", self.number, next(self.calls))
+        super().record_response(response)
 
     async def update_from_env(self, *args):
         await self.chaos.strikes("agent_env", self.number, next(self.calls))
@@ -155,6 +239,8 @@ class Watched(SimulatedLearner):
             assert isinstance(group, TrajectoryGroup)
             assert group.oldest_version is None or self.version - group.oldest_version <= self.bound
             assert all(turn.reward < LATE_REWARD for t in group.trajectories for turn in t.turns)
+            measures = episode_measures([group], [0])
+            assert math.isfinite(measures["reward_mean"]) and math.isfinite(measures["reward_std"])
             scored = [t for t in group.trajectories if t.scored]
             assert len(scored) >= min(2, len(group.trajectories))
             for row in (row for t in group.trajectories for row in t.rows):

@@ -140,9 +140,7 @@ class Reported:
 
 def sent(data):
     """What a kernel would send to the browser; raises where it cannot."""
-    session = Session()
-    content = session.send_content(data) if hasattr(session, "send_content") else session.pack(data)
-    return content
+    return Session().pack(data)
 
 
 @settings(max_examples=100, deadline=None)

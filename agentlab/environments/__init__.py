@@ -1,6 +1,6 @@
 """Environments: one episode of one task each; `reset`, `step`, `close`, sync or async."""
 
-from agentlab.environments.base import BaseTaskEnv
+from agentlab.environments.base import BaseTaskEnv, check_environment_options
 from agentlab.environments.check import check_environment
 from agentlab.environments.games import Countdown, GuessNumber
 from agentlab.environments.gym import GymEnvironment
@@ -28,5 +28,6 @@ __all__ = [
     "ToolEnvironment",
     "TwoPlayerGame",
     "check_environment",
+    "check_environment_options",
     "part",
 ]

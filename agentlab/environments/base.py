@@ -1,6 +1,7 @@
 """What every environment is: reset, step and close, checked once here for all of them."""
 
 import abc
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -28,15 +29,24 @@ class BaseTaskEnv(abc.ABC):
     """
 
     def __init__(self, task: Task, *, max_turns: int | None = None) -> None:
-        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
-            raise ConfigError(
-                f"max_turns must be a whole number of at least 1, or None for no limit, got {max_turns!r}."
-            )
+        BaseTaskEnv.check_options(max_turns=max_turns)
         self.task = task
         self.max_turns = max_turns
         self.turn = 0
         """Steps taken before the current one."""
         self._done: bool | None = None
+
+    @classmethod
+    def check_options(cls, *, max_turns: int | None = None, **_: Any) -> None:
+        """Refuse keyword arguments with which no task could be played: told when a learner is made, before any task.
+
+        Raises:
+            ConfigError: one is impossible.
+        """
+        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
+            raise ConfigError(
+                f"max_turns must be a whole number of at least 1, or None for no limit, got {max_turns!r}."
+            )
 
     # -- what subclasses write --------------------------------------------------------------------
 
@@ -114,3 +124,21 @@ class BaseTaskEnv(abc.ABC):
         self.turn += 1
         self._done = done
         return replace(result, reward=reward.value, done=done, info=info)
+
+
+def check_environment_options(env_class: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options of an environment of ours with which no task could be played; what is wrapped is looked into.
+
+    A class with a constructor of a user's own may mean something else by a name, and is not asked.
+
+    Raises:
+        ConfigError: one is impossible.
+    """
+    if isinstance(env_class, functools.partial):
+        check_environment_options(env_class.func, {**env_class.keywords, **options})
+    elif isinstance(env_class, type):
+        maker = next(kind for kind in env_class.__mro__ if "__init__" in vars(kind))
+        if issubclass(maker, BaseTaskEnv) and maker.__module__.startswith(f"{__package__}."):
+            maker.check_options(**options)
+    elif isinstance(inner := getattr(env_class, "env_class", None), type):
+        check_environment_options(inner, options)

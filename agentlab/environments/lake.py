@@ -38,13 +38,19 @@ class FrozenLake(BaseTaskEnv):
         hint: Literal["none", "goal", "way"] = "none",
         max_turns: int | None = None,
     ) -> None:
-        if hint not in HINTS:
-            raise ConfigError(f"There is no hint {hint!r}.{nearest(str(hint), HINTS)}")
+        self.check_options(hint=hint)
         self.hint = hint
         given = task if isinstance(task, Task) else Task(f"frozen_lake/{task}", "", {"seed": task})
         self.lake: tuple[str, ...] = map_of(given, size)
         super().__init__(given, max_turns=4 * len(self.lake) if max_turns is None else max_turns)
         self._gym = make_gym(self.lake, is_slippery)
+
+    @classmethod
+    def check_options(cls, *, hint: Any = "none", **options: Any) -> None:
+        """See `BaseTaskEnv.check_options`."""
+        super().check_options(**options)
+        if hint not in HINTS:
+            raise ConfigError(f"There is no hint {hint!r}.{nearest(str(hint), HINTS)}")
 
     def _initial_observation(self) -> str:
         self._gym.reset(seed=int(self.task.data.get("seed", 0)))

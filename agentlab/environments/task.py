@@ -11,7 +11,7 @@ from agentlab.errors import AgentError, ConfigError, ToolError, nearest
 from agentlab.files import shown
 from agentlab.rewards import Reward, RewardFn
 from agentlab.tools import Tool, as_text, as_tools, check_arguments, specs_of
-from agentlab.types import EnvStepResult, Task, ToolCall, ToolResult
+from agentlab.types import EnvStepResult, Task, ToolCall, ToolResult, checked_option
 
 
 class TaskEnvironment(BaseTaskEnv):
@@ -36,6 +36,12 @@ class TaskEnvironment(BaseTaskEnv):
         super().__init__(task, max_turns=max_turns)
         self.reward_fn = checked_reward_fn(reward_fn)
         self.feedback = feedback
+
+    @classmethod
+    def check_options(cls, *, reward_fn: Any, **options: Any) -> None:
+        """See `BaseTaskEnv.check_options`."""
+        super().check_options(**options)
+        checked_reward_fn(reward_fn)
 
     def _initial_observation(self) -> str:
         return self.task.prompt
@@ -78,13 +84,20 @@ class ToolEnvironment(BaseTaskEnv):
         max_result_chars: int = 4000,
     ) -> None:
         super().__init__(task, max_turns=max_turns)
-        if max_result_chars < 1:
-            raise ConfigError(f"max_result_chars must be at least 1, got {max_result_chars}.")
-        self.reward_fn = checked_reward_fn(reward_fn)
+        self.check_options(reward_fn=reward_fn, max_result_chars=max_result_chars)
+        self.reward_fn = reward_fn
         self.max_result_chars = max_result_chars
         self.tools: dict[str, Tool] = {name: tool.bind(task) for name, tool in as_tools(tool_map).items()}
         self._own = [tool for name, tool in self.tools.items() if tool is not tool_map[name]]
         self.specs = {spec.name: spec for spec in specs_of(self.tools)}
+
+    @classmethod
+    def check_options(cls, *, reward_fn: Any, max_result_chars: Any = 1, **options: Any) -> None:
+        """See `BaseTaskEnv.check_options`."""
+        super().check_options(**options)
+        checked_reward_fn(reward_fn)
+        if checked_option("max_result_chars", max_result_chars, int) < 1:
+            raise ConfigError(f"max_result_chars must be at least 1, got {max_result_chars}.")
 
     def _initial_observation(self) -> str:
         return self.task.prompt

@@ -55,6 +55,12 @@ class Terminal(BaseTaskEnv):
         self._open = contextlib.ExitStack()
         self._inner: ToolEnvironment | None = None
 
+    @classmethod
+    def check_options(cls, *, tools: Any = ("bash",), **options: Any) -> None:
+        """See `BaseTaskEnv.check_options`."""
+        super().check_options(**options)
+        checked_tools(tools)
+
     def _initial_observation(self) -> Any:
         self._open.close()
         sandbox = self._open.enter_context(self._pool.lend())

@@ -99,7 +99,6 @@ class AgenticRLLearner:
         check_made(model, Model, "model", hint=" Use al.load_model(...).")
         self.config = config if config is not None else GRPOConfig()
         check_made(self.config, GRPOConfig, "config")
-        self.model = on_grid(model, self.config.base_type) if self.config.base_type else model
         algorithm = self.config.algorithm if algorithm is None else algorithm
         check_made(algorithm, Algorithm, "algorithm")
         check_adapters(model, self.config.lora_rank, self.config.lora_alpha)
@@ -108,21 +107,22 @@ class AgenticRLLearner:
                 f"tokens_per_slot must be at most {model.config.max_position}, the context of {model.name}, "
                 f"got {self.config.tokens_per_slot}."
             )
-        self.algorithm = algorithm
-        self._placing = Placing(placement, engine_devices, own_engine=engine not in (None, "jax"))
         self._roles: dict[str, Any] = {
             "agent_class": agent_class,
             "env_class": env_class,
             "agent_kwargs": agent_kwargs or {},
             "env_kwargs": env_kwargs or {},
         }
+        check_roles(**self._roles)
+        self.model = on_grid(model, self.config.base_type) if self.config.base_type else model
+        self.algorithm = algorithm
+        self._placing = Placing(placement, engine_devices, own_engine=engine not in (None, "jax"))
         self._weights = TrainedWeights(
             merged(self.model),
             lambda: trainer_of(self._placed(), self.model, self.config, algorithm),
             adapters_of(self.model),
         )
         self._make_engine = self._engine_option(engine)
-        check_roles(**self._roles)
 
     def train(
         self,

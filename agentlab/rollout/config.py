@@ -36,6 +36,8 @@ class RolloutConfig:
     """With the same tasks and policy, the same seed gives the same trajectories."""
     reset_timeout_s: float = 60.0
     model_timeout_s: float = 600.0
+    """For one model call. Time in which the engine compiles programs or starts a server does not count, here and in
+    `episode_timeout_s`."""
     step_timeout_s: float = 60.0
     """For one step of the environment, tools and reward included, and for each call of the agent."""
     tool_timeout_s: float = 60.0

@@ -12,6 +12,7 @@ import anyio
 from agentlab.agents import ConversationAgentBase, Taught, speaking_with
 from agentlab.chat import ChatFormat
 from agentlab.concurrency import BEAT_S, Bell, LoopThread, WorkerPool, calm_collector, first_error
+from agentlab.environments import check_environment_options
 from agentlab.errors import ConfigError, RunError
 from agentlab.inference.base import Engine
 from agentlab.rollout.calls import ModelCalls
@@ -392,13 +393,14 @@ def check_roles(
     One agent is made and thrown away, so that its own checks speak now and not in every episode.
 
     Raises:
-        ConfigError: keyword arguments do not fit the class they are for.
+        ConfigError: keyword arguments do not fit the class they are for, or an option of an environment is impossible.
     """
     for role, given in (("agent_class", agent_class), ("env_class", env_class)):
         if not callable(given):
             raise ConfigError(f"{role} must be a class or another callable, got {given!r:.80}.")
     check_kwargs(agent_class, agent_kwargs, given_as="agent_kwargs")
     check_kwargs(env_class, env_kwargs, given_as="env_kwargs", reserved=1)
+    check_environment_options(env_class, env_kwargs)
     agent = agent_class(**agent_kwargs)
     if not isinstance(agent, ConversationAgentBase):
         raise ConfigError(f"agent_class must make a ConversationAgentBase, got {type(agent).__name__}. Derive from it.")
