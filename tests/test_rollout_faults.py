@@ -86,8 +86,6 @@ class Odd:
     def __eq__(self, other):
         raise ZeroDivisionError("odd eq")
 
-    __hash__ = None
-
 
 HUGE = 1e300
 ODD_REWARDS = (float("nan"), float("inf"), None, "1.0", [1.0], HUGE, -HUGE, 10**400, True, np.array([1.0]), Odd())

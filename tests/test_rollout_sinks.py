@@ -42,6 +42,8 @@ class Broken(Sink):
     def open(self, name, before):
         if self.at == "open":
             raise ConnectionError("no network")
+        if self.at == "exit":
+            raise SystemExit("wandb login failed")
 
     def write(self, row):
         if self.at == "write":
@@ -93,7 +95,7 @@ def test_a_row_is_in_the_file_before_the_next_update_can_fail_to_come(tmp_path):
     sink.close()
 
 
-@pytest.mark.parametrize("at", ["open", "write", "close"])
+@pytest.mark.parametrize("at", ["open", "exit", "write", "close"])
 def test_a_sink_that_fails_ends_neither_the_run_nor_the_other_sinks_and_is_told(at, tmp_path):
     broken = Broken(at)
     run = start(broken, JsonLines(tmp_path / "m.jsonl")).wait()

@@ -41,8 +41,6 @@ class Nasty:
     def __eq__(self, other):
         raise ZeroDivisionError("nasty eq")
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
 
 class Steps:
     """One turn of an environment that is not of ours."""
@@ -177,6 +175,31 @@ ENVIRONMENTS = {
     "a part is NaN": environment(step=result(info={"reward_parts": {"a": math.nan}})),
     "a part is huge": environment(step=result(info={"reward_parts": {"a": 1e300}})),
     "an observation that is nasty": environment(step=result(observation=Nasty())),
+}
+
+
+def _in_a_task(error, start):
+    async def leave():
+        await asyncio.sleep(0)
+        raise error
+
+    async def step(self, action):
+        await start(leave())
+        return EnvStepResult(None, 1.0, True)
+
+    return step
+
+
+async def in_a_group(leaving):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(leaving)
+
+
+STARTS = {"gather": asyncio.gather, "create_task": asyncio.ensure_future, "group": in_a_group}
+ENVIRONMENTS |= {
+    f"a task of step's own, by {name}, raises {type(e).__name__}": environment(step=_in_a_task(e, start))
+    for name, start in STARTS.items()
+    for e in (ValueError("x"), SystemExit(1), KeyboardInterrupt(), Broken("x"))
 }
 
 

@@ -240,6 +240,16 @@ def test_listeners_hear_the_end_also_when_they_come_late():
     assert heard[-1] == "finished" and late == ["finished"]
 
 
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1)])
+def test_a_listener_that_raises_ends_no_run(error):
+    def fail(snapshot):
+        raise error
+
+    run = start(steps=1)
+    run.add_listener(fail)
+    assert run.wait().status == "finished"
+
+
 def test_metrics_are_written_one_object_per_line(tmp_path):
     run = start(steps=2).wait()
     lines = run.save_metrics(tmp_path / "new" / "metrics.jsonl").read_text().splitlines()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
+import agentlab as al
 from agentlab import tracing
 from agentlab.agents import ToolAgent
 from agentlab.environments import ToolEnvironment
@@ -266,3 +267,22 @@ def test_a_frozen_result_whose_info_changes_while_it_is_logged_is_written(tmp_pa
     assert dataclasses.replace(one).turns[0].info
     assert list(load_trajectories(save_trajectories(tmp_path / "log", [one])))
     assert EnvStepResult(None, 0.0, True).info == {}
+
+
+def test_a_preview_is_shown_whatever_the_first_episodes_hold():
+    class Holds:
+        def __init__(self, task):
+            self.task = task
+
+        def reset(self):
+            return self.task.prompt, {}
+
+        def step(self, action):
+            return EnvStepResult((Halved(),), 0.0, True, {"odd": ODD, HALF: Strange(a=1)})
+
+        def close(self):
+            pass
+
+    learner = al.GRPOLearner(model=al.tiny_model(), agent_class=al.ModelAgent, env_class=Holds)
+    preview = learner.check([{"id": HALF, "prompt": f"a{HALF}"}], script=["yes"])
+    assert json.loads(sent({"text/html": preview.html, "text/plain": preview.text}))

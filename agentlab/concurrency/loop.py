@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -116,7 +116,7 @@ class LoopThread(Generic[T]):
 
         try:
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                result = runner.run(body())
+                result = _run_to_its_end(runner.get_loop(), body())
         except BaseException as error:  # raised again by result(), on the thread that asks
             if not self._started.done():
                 self._started.set_exception(error)
@@ -125,3 +125,14 @@ class LoopThread(Generic[T]):
             self._result.set_result(result)
         finally:
             self._over.set()
+
+
+def _run_to_its_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, T]) -> T:
+    """What `main` returns or raises; a SystemExit of another task goes to whoever awaits that, and ends no loop."""
+    task = loop.create_task(main)
+    while not task.done():
+        try:
+            loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt):  # of the task itself, whose result tells it, or of one that keeps it
+            continue
+    return task.result()

@@ -10,6 +10,7 @@ from agentlab.files import shown
 from agentlab.tracing import span
 
 StepPart = Literal["tool", "reward"]
+PARTS: tuple[StepPart, ...] = get_args(StepPart)
 Watch = Callable[[StepPart, str], Callable[[], Any]]
 """Told of a part and its name as it begins, on the thread that does it; gives what to call at its end."""
 
@@ -29,8 +30,8 @@ def part(kind: StepPart, name: str) -> Iterator[None]:
     Raises:
         ConfigError: there is no such kind of part.
     """
-    if kind not in get_args(StepPart):
-        raise ConfigError(f"There is no part of a step of the kind {kind!r}.{nearest(str(kind), get_args(StepPart))}")
+    if kind not in PARTS:
+        raise ConfigError(f"There is no part of a step of the kind {kind!r}.{nearest(str(kind), PARTS)}")
     name = shown(name, str)
     watch = _watch.get()
     end = None if watch is None else watch(kind, name)

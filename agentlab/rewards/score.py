@@ -53,6 +53,8 @@ def as_reward(value: Any, source: str = "the reward function") -> Reward:
     Raises:
         RewardError: it is missing, a bool, text, NaN, infinite, beyond `LARGEST_REWARD` or otherwise no number.
     """
+    if type(value) is float:
+        return Reward(finite(value, source))
     with _reading(source):
         if isinstance(value, Reward):
             return Reward(finite(value.value, source), as_parts(value.parts, source))
@@ -85,6 +87,8 @@ def finite(value: Any, source: str) -> float:
     Raises:
         RewardError: it is not a finite real number, or beyond `LARGEST_REWARD`.
     """
+    if type(value) is float and abs(value) <= LARGEST_REWARD:
+        return value
     with _reading(source):
         number = _number(value, source)
     if not math.isfinite(number):

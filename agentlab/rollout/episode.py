@@ -185,7 +185,7 @@ class Episode:
     async def _act(self, completion: Completion, response: str) -> bool:
         model_s = (now_ns() - self._now.since_ns) / 1e9
         action = await self._ask_agent("update_from_model", response, finish_reason=completion.finish_reason)
-        await self._ask_agent("record_response", response)
+        self._guarded("agent", lambda: self._agent.record_response(response))
         step = partial(self._environment.step, action=action)
         result = await self._bounded("step", self._world.config.step_timeout_s, step)
         step_s = (now_ns() - self._now.since_ns) / 1e9

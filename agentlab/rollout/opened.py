@@ -11,6 +11,7 @@ from agentlab.files import shown
 from agentlab.rewards import as_parts, as_reward
 from agentlab.types import EnvStepResult, Truncation
 
+TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
 Begin = Callable[[], None]
 """Told when a call begins, after any wait for a free worker: its deadline counts from there."""
 
@@ -98,8 +99,8 @@ def step_result(result: Any) -> EnvStepResult:
         info["reward_parts"] = {**reward.parts, **as_parts(info.get("reward_parts", {}), "step")}
     if info.get("truncation") is not None:
         said = shown(info["truncation"], str)
-        if said not in get_args(Truncation):
-            raise EnvironmentError_(f'info["truncation"] is unknown: {said!r}.{nearest(said, get_args(Truncation))}')
+        if said not in TRUNCATIONS:
+            raise EnvironmentError_(f'info["truncation"] is unknown: {said!r}.{nearest(said, TRUNCATIONS)}')
         info["truncation"] = said
     return EnvStepResult(result.observation, reward.value, bool(result.done), info)
 

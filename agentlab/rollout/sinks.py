@@ -19,7 +19,7 @@ import anyio
 
 from agentlab.concurrency import Closed, Inbox, post, run_thread
 from agentlab.errors import ConfigError
-from agentlab.files import target_of, write_atomically
+from agentlab.files import shown, target_of, write_atomically
 from agentlab.rollout.tfevents import file_header, scalars_record
 from agentlab.types import RunSnapshot
 
@@ -170,8 +170,8 @@ class SinkThread:
                 pass
             finally:
                 self._sink.close()
-        except Exception as error:  # a full disk or a dead network must not end a run
-            text = f"{kind} failed and gets no more rows: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # a full disk or a dead network must not end a run
+            text = f"{kind} failed and gets no more rows: {type(error).__name__}: {shown(error, str)}"
             post(loop, self._on_note, text)
 
 
@@ -203,5 +203,5 @@ def tell(listeners: Sequence[Callable[[RunSnapshot], None]], snapshot: RunSnapsh
     for listener in tuple(listeners):
         try:
             listener(snapshot)
-        except Exception as error:  # a display must not end a run
-            warnings.append(f"A listener failed: {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # a display must not end a run
+            warnings.append(f"A listener failed: {type(error).__name__}: {shown(error, str)}")

@@ -169,7 +169,7 @@ class _Lanes:
 def _readings(wire: Wire, counters: Iterator[Reading]) -> Iterator[Packet]:
     count, known = _type(wire, "COUNTER"), set[str]()
     for reading in counters:
-        track = _uuid("counter", escaped(reading.name))
+        track = _uuid("counter", reading.name)
         if reading.name not in known:
             known.add(reading.name)
             named = {"uuid": track, "parent_uuid": _PROCESS_UUIDS["loop"], "name": escaped(reading.name), "counter": {}}
@@ -180,7 +180,7 @@ def _readings(wire: Wire, counters: Iterator[Reading]) -> Iterator[Packet]:
 
 def _label(stage: str, tags: Mapping[str, Any]) -> str:
     name = tags.get("tool", tags.get("name"))
-    return f"{stage} {name}" if name else stage
+    return escaped(f"{stage} {name}") if name else stage
 
 
 def _flows(wire: Wire, stage: str, tags: Mapping[str, Any]) -> list[bytes]:
@@ -195,5 +195,5 @@ def _flows(wire: Wire, stage: str, tags: Mapping[str, Any]) -> list[bytes]:
 @lru_cache(16_384)
 def _uuid(*parts: Any) -> int:
     """The same 64-bit number for the same parts, apart from the small ones of the processes."""
-    digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(escaped("\0".join(map(str, parts))).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") | 1 << 32

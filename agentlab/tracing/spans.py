@@ -50,16 +50,16 @@ class Span(NamedTuple):
         return (self.end_ns - self.start_ns) / 1e9
 
 
-_PLAIN = frozenset({int, float, bool, type(None)})
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 def plain_tag(value: Any) -> Any:
-    """A tag as what can be kept, read and written anywhere: a number, a text, a tuple of these.
+    """A tag as what can be kept and read anywhere: a number, a text, a tuple of these.
 
     Anything else becomes the text that `str` shows of it.
     """
     kind = type(value)
-    if kind in _PLAIN or (kind is str and value.isascii()):
+    if kind in _PLAIN:
         return value
     if kind is tuple or kind is list:
         return tuple(map(plain_tag, value))
@@ -78,10 +78,13 @@ def flat(tags: Mapping[str, Any]) -> tuple[Any, ...]:
 def tags_of(context: Sequence[Any], mine: Sequence[Any]) -> dict[str, Any]:
     """Flat tags of a context and of a span in it, which win, as a dictionary of plain ones."""
     size = len(context) // 2
-    tags = dict(zip(context[:size], map(plain_tag, context[size:]), strict=True))
+    tags = dict(zip(context[:size], context[size:], strict=True))
     if mine:
         size = len(mine) // 2
-        tags.update(zip(mine[:size], map(plain_tag, mine[size:]), strict=True))
+        tags.update(zip(mine[:size], mine[size:], strict=True))
+    for value in tags.values():
+        if type(value) not in _PLAIN:
+            return {name: plain_tag(value) for name, value in tags.items()}
     return tags
 
 

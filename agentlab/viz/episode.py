@@ -160,14 +160,14 @@ def _result(result: ToolResult) -> str:
 
 
 def _calls(turn: Turn) -> list[ToolCall]:
-    return _all_of(ToolCall, lambda: turn.action.value)
+    return all_of(ToolCall, lambda: turn.action.value)
 
 
 def _results(turn: Turn) -> list[ToolResult]:
-    return _all_of(ToolResult, lambda: turn.observation)
+    return all_of(ToolResult, lambda: turn.observation)
 
 
-def _all_of(kind: type[T], look: Callable[[], Any]) -> list[T]:
+def all_of(kind: type[T], look: Callable[[], Any]) -> list[T]:
     """What is of this kind in a list or tuple; nothing in anything else, which may raise when it is looked at."""
     try:
         value = look()

@@ -16,7 +16,7 @@ from agentlab.rollout.evaluation import evaluate_async
 from agentlab.rollout.orchestrator import Tasks, check_tasks
 from agentlab.rollout.serving import run_served
 from agentlab.types import ToolResult, Trajectory, as_task, mean
-from agentlab.viz.episode import show_trajectory
+from agentlab.viz.episode import all_of, show_trajectory
 from agentlab.viz.preview_page import page, page_as_text
 
 NUM_EPISODES = 2
@@ -225,5 +225,4 @@ def _call_warnings(trajectory: Trajectory, who: str) -> list[str]:
 
 def results_of(observation: Any) -> list[ToolResult]:
     """The tool results in an observation."""
-    items = observation if isinstance(observation, list | tuple) else [observation]
-    return [item for item in items if isinstance(item, ToolResult)]
+    return all_of(ToolResult, lambda: observation if isinstance(observation, list | tuple) else [observation])
