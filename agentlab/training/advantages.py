@@ -66,6 +66,15 @@ def group_advantages(rewards: Any, normalize: bool = True) -> np.ndarray:
     Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2;
         Liu et al. 2025 (arXiv:2503.20783) for normalize=False.
     """
+    centred, spread = centred_and_spread(rewards)
+    return centred / np.where(spread > 0, spread, 1.0) if normalize else centred
+
+
+def centred_and_spread(rewards: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(r - mean, std of the population), over the last axis, which the second has with size 1; float64.
+
+    Missing rewards (not finite) are left out, and 0 in the first. Where all are equal both are exactly 0.
+    """
     rewards = np.asarray(rewards, np.float64)
     scored = np.isfinite(rewards)
     values = np.where(scored, rewards, 0.0)
@@ -74,12 +83,10 @@ def group_advantages(rewards: Any, normalize: bool = True) -> np.ndarray:
     highest = np.max(values, axis=-1, keepdims=True, where=scored, initial=-np.inf)
     lowest = np.min(values, axis=-1, keepdims=True, where=scored, initial=np.inf)
     differs = highest - lowest > EQUAL_REWARDS * np.maximum(np.abs(highest), np.abs(lowest))
-    if not normalize:
-        return np.where(differs, centred, 0.0)
     largest = np.max(np.abs(centred), axis=-1, keepdims=True, initial=0.0)
     scaled = centred / np.where(differs, largest, 1.0)  # or the square of a tiny reward would be 0
-    spread = np.sqrt((scaled**2).sum(-1, keepdims=True) / count)
-    return np.where(differs, scaled / np.where(differs, spread, 1.0), 0.0)
+    spread = largest * np.sqrt((scaled**2).sum(-1, keepdims=True) / count)
+    return np.where(differs, centred, 0.0), np.where(differs, spread, 0.0)
 
 
 def mean_difference(rewards: Any) -> np.ndarray:
@@ -114,6 +121,19 @@ def outcome(plays: Sequence[Play], advantages: Advantages) -> list[np.ndarray]:
     for members in _groups(plays):
         values[members] = advantages(np.asarray([plays[i].reward - plays[i].penalties.sum() for i in members]))
     return [np.full(play.tokens, value) for play, value in zip(plays, values, strict=True)]
+
+
+def batch_scaled(plays: Sequence[Play], advantages: Advantages) -> list[np.ndarray]:
+    """`outcome`, divided by the standard deviation of all rewards of the update, whatever their group.
+
+    For advantages that are not scaled already: `replace(grpo, advantages=mean_difference, credit=batch_scaled)`. A
+    group whose rewards hardly differ then teaches little, where its own deviation would blow its differences up.
+    Exactly 0 where all rewards of the update are equal.
+
+    Source: Liu et al. 2025 (arXiv:2508.08221), mean of the group and standard deviation of the batch.
+    """
+    spread = centred_and_spread([play.reward - play.penalties.sum() for play in plays])[1].sum()
+    return [value / (spread or 1.0) for value in outcome(plays, advantages)]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from agentlab.training.advantages import (
     ProcessRewards,
     ReturnsToGo,
     Shaping,
+    batch_scaled,
     group_advantages,
     leave_one_out,
     mean_difference,
@@ -51,11 +52,11 @@ from agentlab.training.losses import (
 )
 
 __all__ = [
-    "cispo", "dapo", "dr_grpo", "grpo", "grpo_token_mean", "gspo", "gspo_token", "reinforce_pp",
+    "cispo", "dapo", "dr_grpo", "grpo", "grpo_batch_scaled", "grpo_token_mean", "gspo", "gspo_token", "reinforce_pp",
     "reinforce_pp_baseline", "rloo",
     "Algorithm", "BatchNormalized", "FixedLength", "GeometricMask", "IcePop", "OverlongPenalty", "ProcessRewards",
     "ReturnsToGo", "TruncatedImportanceSampling",
-    "group_advantages", "leave_one_out", "mean_difference", "outcome", "plain_rewards", "token_returns",
+    "batch_scaled", "group_advantages", "leave_one_out", "mean_difference", "outcome", "plain_rewards", "token_returns",
     "sequence_mean", "sequence_sum", "token_mean",
     "bounded_weight_loss", "clipped_ratio_loss", "score_function_loss", "sequence_ratio_loss",
     "k1", "k2", "k3", "interpolated_policy", "recomputed_policy", "sampler_policy",
@@ -173,6 +174,9 @@ grpo = Algorithm("grpo", advantages=group_advantages, loss=clipped_ratio_loss, a
 
 grpo_token_mean = replace(grpo, name="grpo_token_mean", aggregate=token_mean)
 """GRPO with the token-mean of DAPO. Source: Yu et al. 2025 (arXiv:2503.14476), section 3.3."""
+
+grpo_batch_scaled = replace(grpo, name="grpo_batch_scaled", advantages=mean_difference, credit=batch_scaled)
+"""GRPO with the group's mean and the update's standard deviation. Source: Liu et al. 2025 (arXiv:2508.08221)."""
 
 dr_grpo = Algorithm("dr_grpo", advantages=mean_difference, loss=clipped_ratio_loss, aggregate=FixedLength(256))
 """GRPO without its two biases (division by std and by length). Source: Liu et al. 2025 (arXiv:2503.20783).
