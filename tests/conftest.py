@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +15,14 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=50, print_blob=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_forgotten() -> Iterator[None]:
+    """XLA maps memory for every program, and Linux gives a process 65,530 maps: all programs together need more."""
+    yield
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
