@@ -10,7 +10,7 @@ from agentlab.files import open_atomically, write_atomically
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):
     path = write_atomically(tmp_path / "new" / "a.txt", "text \ud800")
-    assert path.read_bytes() == b"text " + b"\xed\xa0\x80"
+    assert path.read_bytes() == b"text \\ud800"
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"] and path.stat().st_mode & 0o777 == 0o644
 
 

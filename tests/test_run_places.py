@@ -14,8 +14,9 @@ from agentlab.errors import EngineError, LearnerError, RunError
 from agentlab.inference.scripted import ScriptedEngine
 from agentlab.rollout import RolloutConfig, RolloutOrchestrator, evaluate_async
 from agentlab.run import Parts, Run, current_run
+from agentlab.training import UpdateResult
 from agentlab.training.worker import LearnerThread
-from agentlab.types import EnvStepResult
+from agentlab.types import EnvStepResult, Policy
 
 
 class Env:
@@ -190,9 +191,7 @@ def test_a_learner_that_blocks_for_5_seconds_leaves_the_loop_free():
         def update(self, groups):
             time.sleep(5.0)
             self.version += 1
-            return type(
-                "Update", (), {"policy": type("P", (), {"version": 1, "params": None}), "metrics": {}, "notes": ()}
-            )
+            return UpdateResult(Policy(1, None), {})
 
     run = start(1, learner=lambda: LearnerThread(Blocking), max_off_policy_steps=1)
     lags_s = []

@@ -42,7 +42,7 @@ def test_a_run_ends_and_is_reported_whatever_its_episodes_hold(tmp_path):
         env_class=Mixed,
         config=al.GRPOConfig(group_size=4, groups_per_step=2, max_tokens=6, tokens_per_slot=128, max_failed_groups=8),
     )
-    tasks = [{"id": f"{number}\ud800", "prompt": f"Say {number} \ud800."} for number in range(8)]
+    tasks = [{"id": f"t{number}", "prompt": f"Say {number} \ud800."} for number in range(8)]
     run = learner.train(tasks, steps=3, sinks=[al.sinks.JsonLines(tmp_path / "m.jsonl")]).wait()
     assert run.status == "finished" and len(run.metrics) == 3
     assert run.snapshot().failures["reward"] >= 6 and not any(row["nonfinite"] for row in run.metrics)
