@@ -165,7 +165,8 @@ def _merged(first: Schema, second: Schema) -> dict[str, Any]:
         if a == b and type(a) is type(b):
             continue
         if key == "properties":
-            made[key] = {**b, **{name: {"allOf": [part, b[name]]} if name in b else part for name, part in a.items()}}
+            both = {name: {"allOf": [part, b[name]]} for name, part in a.items() if name in b and part != b[name]}
+            made[key] = {**b, **a, **both}
         elif key == "required":
             made[key] = list(dict.fromkeys([*a, *b]))
         elif key == "enum":

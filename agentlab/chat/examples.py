@@ -177,9 +177,11 @@ class ExampleMaker:
         for name in [other for given in list(made) for other in needs.get(given, ())]:
             made.setdefault(name, self.value(properties.get(name, True)))
         others = schema.get("additionalProperties", True)
-        wanted = max(schema.get("minProperties", 0) - len(made), isinstance(others, Mapping) and not properties)
-        for index in range(min(wanted, MAX_ITEMS)):
+        for index in range(min(schema.get("minProperties", 0) - len(made), MAX_ITEMS)):
             made[f"key{index or ''}"] = self.value(others)
+        if isinstance(others, Mapping) and not properties and not made:
+            with contextlib.suppress(Endless):  # it may be left out
+                made["key"] = self.value(others)
         return made
 
     def _list(self, schema: Schema) -> list[Any]:
@@ -210,21 +212,21 @@ def distinct(values: Sequence[Any]) -> list[Any]:
 
 
 def number(schema: Schema, *, whole: bool) -> float:
-    """A number within the schema's limits, 1 or 1.5 where they allow it."""
+    """A number within the schema's limits: 1 or 1.5 where they allow it."""
     limits = {key: schema[key] for key in NUMBER_LIMITS if type(schema.get(key)) in (int, float)}
-    step = limits.get("multipleOf") or (1 if whole else 0.5)
-    low = max(limits.get("minimum", -math.inf), limits.get("exclusiveMinimum", -math.inf))
-    high = min(limits.get("maximum", math.inf), limits.get("exclusiveMaximum", math.inf))
-    if not whole and "multipleOf" not in limits and low > 1.5 - step and high - low < 1:
-        return (low + high) / 2 if low != limits.get("minimum") else low
-    value = 1 if whole else 1.5
-    if value <= low or value % step:
-        value = math.ceil(max(low, value if low == -math.inf else low) / step) * step
-        value += step if value <= limits.get("exclusiveMinimum", -math.inf) else 0
-    if value >= high:
-        value = math.floor(high / step) * step
-        value -= step if value >= limits.get("exclusiveMaximum", math.inf) else 0
-    return int(value) if whole else value
+    above, below = limits.get("exclusiveMinimum", -math.inf), limits.get("exclusiveMaximum", math.inf)
+    low = max(limits.get("minimum", -math.inf), above)
+    high = min(limits.get("maximum", math.inf), below)
+    step = limits.get("multipleOf") or (1 if whole else 0)
+    tried = [1 if whole else 1.5, low, high, low + 1, high - 1, (low + high) / 2]
+    if step:
+        around = [bound / step for bound in (low, high, 1) if math.isfinite(bound)]
+        tried += [(math.floor(bound) + n) * step for bound in around for n in (0, 1, -1, 2)]
+    for value in tried:
+        fits = math.isfinite(value) and low <= value <= high and above < value < below
+        if fits and not (step and value % step):
+            return int(value) if whole else value
+    return int(tried[0]) if whole else tried[0]
 
 
 def text_of(schema: Schema) -> str:
