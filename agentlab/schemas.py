@@ -159,7 +159,8 @@ def _merged(first: Schema, second: Schema) -> dict[str, Any]:
     """What allows only what both allow; annotations are those of the first."""
     made: dict[str, Any] = {**first, **{k: v for k, v in second.items() if k not in first and k not in MAPS[3:]}}
     rest: dict[str, Any] = {}
-    for key in first.keys() & second.keys() - set(MAPS[3:]) - set(NOTES) - {"$schema", "$id"}:
+    shared = (first.keys() & second.keys()) - set(MAPS[3:]) - set(NOTES) - {"$schema", "$id"}
+    for key in sorted(shared):
         a: Any = first[key]
         b: Any = second[key]
         if a == b and type(a) is type(b):
@@ -169,14 +170,14 @@ def _merged(first: Schema, second: Schema) -> dict[str, Any]:
             made[key] = {**b, **a, **both}
         elif key == "required":
             made[key] = list(dict.fromkeys([*a, *b]))
+        elif key == "allOf":
+            made[key] = [*a, *b]
         elif key == "enum":
             made[key] = [value for value in a if value in b]
         elif key == "type":
             made[key] = _common_types(a, b)
         elif key in LIMITS and not isinstance(a, bool) and not isinstance(b, bool):
             made[key] = LIMITS[key](a, b)
-        elif key == "allOf":
-            made[key] = [*a, *b]
         else:
             rest[key] = b
     return {**made, "allOf": [*made.get("allOf", []), rest]} if rest else made
@@ -238,7 +239,14 @@ def _readable(schema: Any, root: Schema) -> dict[str, Any]:
     Those keep their reference, by which they are told once and not again.
     """
     made = expanded(schema, root)
-    return dict(schema) if is_compound(made) and isinstance(schema, Mapping) else made
+    if not isinstance(schema, Mapping) or not is_compound(made):
+        return made
+    if references_of(schema):
+        return dict(schema)
+    simple = {
+        key: [_readable(part, root) for part in _list(made.get(key))] for key in ("anyOf", "oneOf") if key in made
+    }
+    return made | simple
 
 
 def is_compound(schema: Schema) -> bool:

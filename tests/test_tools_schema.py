@@ -172,4 +172,6 @@ def test_a_spec_always_names_every_argument_and_can_be_made_of_itself_again():
     }
     assert spec.parameters["required"] == ["a"]
     assert ToolSpec("f", "", spec.parameters) == spec
+    maybe = {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]}}, "$defs": schema["$defs"]}
+    assert ToolSpec("f", "", maybe).parameters["properties"]["a"]["anyOf"][0] == {"type": "string", "enum": ["x"]}
     assert ToolSpec("f", "", {}).parameters == {"type": "object", "properties": {}, "required": []}

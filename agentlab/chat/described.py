@@ -1,6 +1,7 @@
 """Tools as the model is told of them: every field of their arguments, however deep, and what it may be."""
 
 import collections
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from agentlab.schemas import (
     argument_schemas,
     expanded,
     is_compound,
+    json_text,
     parts_of,
     references_of,
 )
@@ -49,12 +51,15 @@ def signatures(tools: Sequence[ToolSpec]) -> str:
         ConfigError: a tool's arguments have too many parts to be told.
     """
     try:
-        return "\n".join(_signature(tool) for tool in tools)
+        return "\n".join(_signature(tool.name, tool.description, json_text(tool.parameters)) for tool in tools)
     except RecursionError as error:
         raise ConfigError("The arguments of a tool are nested too deeply to be told.") from error
 
 
-def _signature(tool: ToolSpec) -> str:
+@functools.lru_cache(256)
+def _signature(name: str, description: str, parameters: str) -> str:
+    """One tool; every episode tells the same ones anew."""
+    tool = ToolSpec(name, description, json.loads(parameters))
     words = SchemaWords(tool)
     arguments = words.arguments()
     notes = "".join(f"\n  {note}" for note in words.notes)

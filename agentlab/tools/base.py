@@ -18,7 +18,11 @@ class Tool(abc.ABC):
     """A tool that a model can call.
 
     Subclasses write `__call__` with annotated parameters, plainly or as `async def`, and a
-    docstring. What it returns becomes the text that the model reads (see `as_text`); what it raises
+    docstring. A parameter may be of any type that pydantic makes of JSON: text and numbers, lists,
+    dates, `Literal`, an `Enum`, a dataclass, a `TypedDict`, a model of pydantic, unions and lists of
+    them. The model is told all their fields, and `__call__` gets values of these types. What an
+    argument is for is told by the docstring (in Google's, NumPy's or reST style) or by
+    `Annotated[int, "How many."]`. What it returns becomes the text that the model reads (see `as_text`); what it raises
     becomes the text of a failed call. An instance is used by all episodes, perhaps by several at
     once; a class given in a `tool_map` is instantiated for every episode.
     """

@@ -145,7 +145,7 @@ def _read(function: Callable[..., Any], docstrings: tuple[str, ...]) -> Signatur
     fields: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     others: Any = None
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in _parameters(function):
         hint = _hint(parameter, hints)
         if parameter.kind is parameter.VAR_KEYWORD:
             others = hint
@@ -156,16 +156,16 @@ def _read(function: Callable[..., Any], docstrings: tuple[str, ...]) -> Signatur
     make: Any = TypedDict
     arguments = make("Arguments", fields)
     arguments.__pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+    mapping: Any = dict
     try:
         named = pydantic.TypeAdapter(arguments)
         schema = _schema_of(named)
+        del schema["additionalProperties"]
+        adapter = None if others is None else pydantic.TypeAdapter(mapping[str, others])
+        if others is not None:
+            schema["additionalProperties"] = _schema_of(adapter)["additionalProperties"]
     except Exception as error:  # of the annotated types, which may raise anything: tell which parameter it was
-        raise _unfit(hints, fields, error) from error
-    schema.pop("additionalProperties")
-    mapping: Any = dict
-    adapter = None if others is None else pydantic.TypeAdapter(mapping[str, others])
-    if others is not None:
-        schema["additionalProperties"] = True if others is Any else _schema_of(adapter)["additionalProperties"]
+        raise _unfit(hints, error) from error
     _describe(schema["properties"], hints, defaults, docstrings)
     json_text(schema)
     return Signature(tool_schema(schema), named, adapter)
@@ -177,6 +177,15 @@ def _hints(function: Any) -> dict[str, Any]:
         return typing.get_type_hints(inspect.unwrap(written), include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         raise ConfigError(f"its annotations cannot be read ({error}). Use types that exist.") from error
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError) as error:  # of some functions that are written in C
+        raise ConfigError(
+            f"its parameters cannot be read ({error}). Wrap it in a function with annotations."
+        ) from error
 
 
 def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
@@ -212,11 +221,11 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
     return schema
 
 
-def _unfit(hints: Mapping[str, Any], fields: Mapping[str, Any], error: Exception) -> ConfigError:
+def _unfit(hints: Mapping[str, Any], error: Exception) -> ConfigError:
     """Which parameter has an annotation that cannot be used."""
     import pydantic
 
-    for name in fields:
+    for name in hints.keys() - {"return"}:
         try:
             _schema_of(pydantic.TypeAdapter(hints[name]))
         except Exception as inner:  # as above
