@@ -11,6 +11,7 @@ from agentlab.options import checked_id
 from agentlab.options import checked_option as checked_option
 from agentlab.options import config as config
 from agentlab.options import option_types as option_types
+from agentlab.schemas import tool_schema
 
 Message = dict[str, Any]
 """One chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str, …}."""
@@ -52,7 +53,15 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of the arguments: {"type": "object", "properties": {...}, "required": [...]}."""
+    """JSON schema of the arguments: {"type": "object", "properties": {...}, "required": [...]}. All three
+    are always there, whatever was given; "properties" names every argument, and no reference leads nowhere
+    or in a circle (see `schemas.tool_schema`)."""
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "parameters", tool_schema(self.parameters))
+        except ConfigError as error:
+            raise ConfigError(f"Tool {self.name!r}: {error}") from error
 
     def as_function(self) -> dict[str, Any]:
         """The form in which chat templates and model servers take tools."""

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "agentlab"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ROWS = [
-    [{"types", "options", "errors", "files", "numerals"}],
+    [{"types", "options", "schemas", "errors", "files", "numerals"}],
     [{"tracing"}],
     [{"concurrency"}],
     [{"chat"}, {"rewards"}, {"tasks"}, {"tools"}, {"platform"}],

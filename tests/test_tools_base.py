@@ -56,11 +56,11 @@ def test_a_function_is_a_tool_with_the_schema_of_its_signature():
     assert spec.parameters["required"] == ["hotel"]
     assert spec.parameters["properties"] == {
         "hotel": {"type": "string", "description": "Its name, in full."},
-        "nights": {"type": "integer", "description": "How many nights."},
-        "price": {"anyOf": [{"type": "number"}, {"type": "null"}]},
-        "beds": {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
-        "board": {"enum": ["none", "half", "full"]},
-        "extra": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+        "nights": {"type": "integer", "description": "How many nights.", "default": 1},
+        "price": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+        "beds": {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}], "default": None},
+        "board": {"type": "string", "enum": ["none", "half", "full"], "default": "none"},
+        "extra": {"anyOf": [{"type": "object", "additionalProperties": True}, {"type": "null"}], "default": None},
     }
 
 
@@ -86,7 +86,7 @@ def test_arguments_that_fit_are_taken(arguments):
         ({"hotel": "Ritz", "nights": "2"}, "nights must be a whole number, got text: '2'"),
         ({"hotel": "Ritz", "nights": True}, "nights must be a whole number, got true or false: True"),
         ({"hotel": "Ritz", "nights": 1.5}, "nights must be a whole number, got a number: 1.5"),
-        ({"hotel": "Ritz", "beds": ["a"]}, "beds must be a list or null, got a list"),
+        ({"hotel": "Ritz", "beds": ["a"]}, "beds[0] must be a whole number, got text: 'a'"),
         ({"hotel": "Ritz", "board": "all"}, "board must be one of 'none', 'half', 'full', got text: 'all'"),
         ({"hotel": "Ritz", "extra": 1}, "extra must be an object or null, got a whole number: 1"),
     ],

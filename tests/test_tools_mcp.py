@@ -12,10 +12,11 @@ import pytest
 from agentlab.environments import ToolEnvironment
 from agentlab.errors import ConfigError, ToolError
 from agentlab.tools import MCP
-from agentlab.tools.mcp import parameters_of
+from agentlab.tools.mcp import MCPTool
 from agentlab.types import Action, Task, ToolCall
 
 pytest.importorskip("mcp", reason="no MCP SDK here: pip install 'agentlab[mcp]'")
+mcp_types = pytest.importorskip("mcp.types")
 
 SERVER = """
     import os, sys, time
@@ -157,28 +158,6 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch):
         MCP(["x"])
 
 
-def test_schemas_that_are_not_understood_allow_everything():
-    found = parameters_of(
-        {
-            "properties": {
-                "a": {"type": ["string", "null"], "description": "A."},
-                "b": {"$ref": "#/$defs/B"},
-                "c": {"type": "array", "items": {"type": "integer"}},
-                "d": {"oneOf": [{"enum": ["x"]}, True]},
-            }
-        }
-    )
-    assert found["required"] == [] and found["properties"] == {
-        "a": {
-            "description": "A.",
-            "anyOf": [{"description": "A.", "type": "string"}, {"description": "A.", "type": "null"}],
-        },
-        "b": {},
-        "c": {"type": "array", "items": {"type": "integer"}},
-        "d": {"anyOf": [{"enum": ["x"]}, {}]},
-    }
-
-
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
 def test_half_a_character_in_an_argument_fails_its_own_call_and_leaves_the_connection_to_the_others(server, text):
     with pytest.raises(ToolError, match="surrogate"):
@@ -186,3 +165,49 @@ def test_half_a_character_in_an_argument_fails_its_own_call_and_leaves_the_conne
     with pytest.raises(ToolError, match="surrogate"):
         server.tools["note"](**{"text": "a", text: "b"})
     assert server.tools["add"](a=1, b=2) == "3"
+
+
+def listed(schema):
+    """A tool as the SDK lists it."""
+    return mcp_types.Tool(name="find", description="Find.", inputSchema=schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "refused"),
+    [
+        ({"type": "object", "properties": None, "required": None}, {}, {"x": 1}),
+        ({"type": "object", "properties": []}, {}, {"x": 1}),
+        ({"oneOf": [{"properties": {"a": {"type": "string"}}, "required": ["a"]}]}, {"a": "x"}, {"a": 1}),
+        ({"anyOf": [{"$ref": "#/definitions/A"}], "definitions": {"A": {"required": ["a"]}}}, {}, None),
+        ({"properties": {"a": {"prefixItems": [{"type": "integer"}], "items": False}}}, {"a": [1]}, {"a": [1, 2]}),
+        ({"properties": {"a": {"type": ["string", "null"]}}}, {"a": None}, {"a": 3}),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"const": 1}}}, {"a": 1}, {"a": 2}),
+    ],
+)
+def test_schemas_as_servers_write_them_hold_their_calls(schema, valid, refused):
+    tool = MCPTool(None, listed(schema))
+    spec = tool.spec("find")
+    if refused is None:
+        with pytest.raises(ToolError, match="must have a"):
+            tool.checked_arguments(spec, valid)
+        return
+    assert tool.checked_arguments(spec, valid) == valid
+    with pytest.raises(ToolError):
+        tool.checked_arguments(spec, refused)
+
+
+def test_a_schema_that_is_none_is_refused_when_the_tool_is_made():
+    with pytest.raises(ConfigError, match=r"Tool 'find': the schema is invalid at properties\.a\.type"):
+        MCPTool(None, listed({"properties": {"a": {"type": "strin"}}}))
+
+
+def test_a_server_that_dies_at_its_start_tells_its_own_last_lines():
+    program = "import sys; print('loading', file=sys.stderr); sys.exit('no key for the weather: set WEATHER_KEY')"
+    with pytest.raises(ConfigError, match="does not answer: (.*\n)*loading\nno key for the weather: set WEATHER_KEY"):
+        MCP([sys.executable, "-c", program])
+
+
+def test_a_server_that_never_answers_is_given_up_and_tells_its_own_last_lines():
+    program = "import sys, threading; print('waiting', file=sys.stderr, flush=True); threading.Event().wait()"
+    with pytest.raises(ConfigError, match="longer than 2 s to start(.*\n)*waiting"):
+        MCP([sys.executable, "-c", program], timeout_s=2)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from agentlab.chat.described import signatures as signatures
+from agentlab.chat.examples import example_call as example_call
 from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from agentlab.types import ToolCall, ToolSpec
 
@@ -18,7 +20,6 @@ MAX_REASONING = 64
 """Parts of reasoning of one turn that are told apart; after them all up to the last </think> is one."""
 MAX_JSON_OBJECTS = 4096
 """Objects that the JSON of one call may hold."""
-EXAMPLE_VALUES = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
 @dataclass(frozen=True)
@@ -244,47 +245,6 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def call_json(call: ToolCall) -> str:
     """The call as a JSON object."""
     return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-
-
-def example_call(tool: ToolSpec) -> ToolCall:
-    """A call of the tool with every required argument, to show the syntax."""
-    properties = tool.parameters.get("properties", {})
-    names = tool.parameters.get("required") or list(properties)[:1]
-    return ToolCall(tool.name, {name: _example_value(properties.get(name, {})) for name in names})
-
-
-def _example_value(schema: Any) -> Any:
-    if options := schema.get("enum"):
-        return options[0]
-    return EXAMPLE_VALUES.get(schema.get("type", "string"), "...")
-
-
-def signatures(tools: Sequence[ToolSpec]) -> str:
-    """The tools, a line each: name, arguments with their types, and what it does."""
-    return "\n".join(_signature(tool) for tool in tools)
-
-
-def _signature(tool: ToolSpec) -> str:
-    required = tool.parameters.get("required", ())
-    arguments = ", ".join(
-        f"{name}: {_kind(schema)}" + ("" if name in required else " (optional)")
-        for name, schema in tool.parameters.get("properties", {}).items()
-    )
-    described = f": {tool.description}" if tool.description else ""
-    said = [
-        f"\n  {name}: {schema['description']}"
-        for name, schema in tool.parameters.get("properties", {}).items()
-        if "description" in schema
-    ]
-    return f"- {tool.name}({arguments}){described}{''.join(said)}"
-
-
-def _kind(schema: Any) -> str:
-    if "enum" in schema:
-        return " | ".join(map(json.dumps, schema["enum"]))
-    if "anyOf" in schema:
-        return " | ".join(map(_kind, schema["anyOf"]))
-    return schema.get("type", "any")
 
 
 def with_error(call: ToolCall, error: str) -> ToolCall:

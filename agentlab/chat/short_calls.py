@@ -44,9 +44,8 @@ class ShortCalls(ToolCallParser):
         return _scan(text, re.compile(rf"({'|'.join(names)})[(]"), tools, stands=_begins_word)
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
-        return (
-            f"You can use these tools:\n{signatures(tools)}\nTo use one, reply for example {_example(self, tools[0])}"
-        )
+        example = _example(tools[0], "{}({})")
+        return f"You can use these tools:\n{signatures(tools)}\nTo use one, reply for example {example}"
 
 
 @final
@@ -66,13 +65,15 @@ class ReAct(ToolCallParser):
         return _scan(f"\n{text}", ACTION, tools)
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
-        return (
-            f"You can use these tools:\n{signatures(tools)}\nTo use one, write a line like\n{_example(self, tools[0])}"
-        )
+        example = _example(tools[0], "Action: {}[{}]")
+        return f"You can use these tools:\n{signatures(tools)}\nTo use one, write a line like\n{example}"
 
 
-def _example(parser: ToolCallParser, tool: ToolSpec) -> str:
-    return parser.render(example_call(tool))
+def _example(tool: ToolSpec, form: str) -> str:
+    """A call as text, with names wherever a lone value would not tell which argument it is."""
+    arguments = example_call(tool).arguments
+    wanted = tool.parameters["required"] or tool.parameters["properties"]
+    return form.format(tool.name, render_arguments(arguments) if len(wanted) == 1 else keyword_text(arguments))
 
 
 def _scan(

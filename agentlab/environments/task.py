@@ -10,7 +10,7 @@ from agentlab.environments.scoring import resolved, score
 from agentlab.errors import AgentError, ConfigError, ToolError, nearest
 from agentlab.files import shown
 from agentlab.rewards import Reward, RewardFn
-from agentlab.tools import Tool, as_text, as_tools, check_arguments, specs_of
+from agentlab.tools import Tool, as_text, as_tools, specs_of
 from agentlab.types import EnvStepResult, Task, ToolCall, ToolResult, checked_option
 
 
@@ -146,9 +146,9 @@ class ToolEnvironment(BaseTaskEnv):
         tool = self.tools.get(call.name)
         if tool is None:
             raise ToolError(f"There is no tool {call.name!r}.{nearest(call.name, self.tools)}")
-        check_arguments(call.name, self.specs[call.name].parameters, call.arguments)
+        arguments = tool.checked_arguments(self.specs[call.name], call.arguments)
         with part("tool", call.name):
-            return as_text(resolved(tool(**call.arguments)))
+            return as_text(resolved(tool(**arguments)))
 
     def _cut(self, text: str) -> str:
         if len(text) <= self.max_result_chars:

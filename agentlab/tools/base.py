@@ -1,13 +1,16 @@
 """What a tool is: a class with `__call__`, whose docstring and annotations describe it to the model."""
 
 import abc
+import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from agentlab.errors import ConfigError
-from agentlab.tools.schema import description_of, parameters_of
+from agentlab.tools.docstrings import description_of
+from agentlab.tools.schema import check_arguments, check_schema
+from agentlab.tools.signatures import Signature, signature_of
 from agentlab.types import Task, ToolSpec
 
 
@@ -15,7 +18,11 @@ class Tool(abc.ABC):
     """A tool that a model can call.
 
     Subclasses write `__call__` with annotated parameters, plainly or as `async def`, and a
-    docstring. What it returns becomes the text that the model reads (see `as_text`); what it raises
+    docstring. A parameter may be of any type that pydantic makes of JSON: text and numbers, lists,
+    dates, `Literal`, an `Enum`, a dataclass, a `TypedDict`, a model of pydantic, unions and lists of
+    them. The model is told all their fields, and `__call__` gets values of these types. What an
+    argument is for is told by the docstring (in Google's, NumPy's or reST style) or by
+    `Annotated[int, "How many."]`. What it returns becomes the text that the model reads (see `as_text`); what it raises
     becomes the text of a failed call. An instance is used by all episodes, perhaps by several at
     once; a class given in a `tool_map` is instantiated for every episode.
     """
@@ -30,9 +37,27 @@ class Tool(abc.ABC):
         Raises:
             ConfigError: a parameter has no annotation, or one that JSON cannot carry.
         """
-        function = type(self).__call__
-        description = inspect.cleandoc(type(self).__doc__ or function.__doc__ or "")
-        return ToolSpec(name, description_of(description), parameters_of(self.__call__, name, function.__doc__ or ""))
+        description = description_of(type(self).__doc__ or type(self).__call__.__doc__ or "")
+        return ToolSpec(name, description, _named(name, self._signature).parameters)
+
+    def checked_arguments(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call as `__call__` takes them: held against the spec, of the annotated types.
+
+        Raises:
+            ToolError: an argument is unknown, missing, or not what is wanted; in words for the model.
+        """
+        try:
+            signature = self._signature()
+        except ConfigError:  # the tool describes itself, and its `__call__` takes what it takes
+            signature = None
+        if signature is None or signature.parameters != spec.parameters:
+            check_arguments(spec.name, spec.parameters, arguments)
+        return dict(arguments) if signature is None else signature.arguments(spec.name, arguments)
+
+    def _signature(self) -> Signature:
+        own = type(self).__call__.__doc__ or ""
+        has_options = type(self).__init__ is not object.__init__  # then the class describes those
+        return signature_of(self.__call__, own, "" if has_options else type(self).__doc__ or "")
 
     def bind(self, task: Task) -> "Tool":
         """The tool for one episode of this task: itself, unless it answers from the task's data."""
@@ -54,8 +79,14 @@ class FunctionTool(Tool):
         return self.function(*args, **kwargs)
 
     def spec(self, name: str) -> ToolSpec:
-        text = inspect.cleandoc(inspect.getdoc(self.function) or "")
-        return ToolSpec(name, description_of(text), parameters_of(self.function, name, text))
+        described = self.function.func if isinstance(self.function, functools.partial) else self.function
+        description = description_of(inspect.getdoc(described) or "")
+        return ToolSpec(name, description, _named(name, self._signature).parameters)
+
+    def _signature(self) -> Signature:
+        described = self.function.func if isinstance(self.function, functools.partial) else self.function
+        own = "" if inspect.isroutine(described) else type(described).__call__.__doc__ or ""
+        return signature_of(self.function, own, inspect.getdoc(described) or "")
 
 
 def as_tool(tool: Any) -> Tool:
@@ -80,7 +111,7 @@ def as_tools(tool_map: Mapping[str, Any]) -> dict[str, Tool]:
     """The tools of a `tool_map` by name, each checked by making its description.
 
     Raises:
-        ConfigError: it is no mapping, a name is not one a model can write, or a tool is none.
+        ConfigError: it is no mapping, a name is not one a model can write, a tool is none, or its schema is invalid.
     """
     if not isinstance(tool_map, Mapping):
         raise ConfigError(f'tool_map must be like {{"calculator": Calculator}}, got {type(tool_map).__name__}.')
@@ -88,7 +119,8 @@ def as_tools(tool_map: Mapping[str, Any]) -> dict[str, Tool]:
         if not isinstance(name, str) or not name.replace("-", "_").replace(".", "_").isidentifier():
             raise ConfigError(f"The name of a tool must be letters, digits, and any of _ . -, got {name!r}.")
     tools = {name: as_tool(tool) for name, tool in tool_map.items()}
-    specs_of(tools)
+    for spec in specs_of(tools):
+        check_schema(spec)
     return tools
 
 
@@ -107,6 +139,13 @@ def as_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         return str(value)
+
+
+def _named(name: str, signature: Callable[[], Signature]) -> Signature:
+    try:
+        return signature()
+    except ConfigError as error:
+        raise ConfigError(f"Tool {name!r}: {error}") from error
 
 
 def _instance(kind: type) -> Any:

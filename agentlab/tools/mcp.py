@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
+import tempfile
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +16,13 @@ from anyio.from_thread import start_blocking_portal
 from agentlab.errors import ConfigError, ToolError
 from agentlab.files import escaped
 from agentlab.tools.base import Tool
-from agentlab.tools.schema import SPOKEN
+from agentlab.tools.schema import check_schema
 from agentlab.types import ToolSpec
 
-KEPT = ("description", "title", "default", "format", "properties", "required")
-"""What of a schema only the model reads."""
+MAX_LOG = 1 << 20
+"""Bytes of what a server writes to its standard error that are kept on disk."""
+TOLD_LOG = 2000
+"""Characters of it that are told where the server does not answer."""
 
 
 @final
@@ -38,8 +42,9 @@ class MCP:
         timeout_s: Seconds that connecting, and each call, may take.
 
     Raises:
-        ConfigError: the SDK is not installed, the server does not answer, or `only` names a tool
-            that it has not.
+        ConfigError: the SDK is not installed, the server does not answer (what it last wrote to its
+            standard error is told), `only` names a tool that it has not, or a tool's schema is
+            invalid (then `only` can leave that tool out).
     """
 
     def __init__(
@@ -54,22 +59,31 @@ class MCP:
         if not server or not timeout_s > 0:
             raise ConfigError(f"server must be a command or a URL, and timeout_s above 0, got {server!r}, {timeout_s}.")
         self.timeout_s = timeout_s
-        connect = _connector(server, dict(env or {}), cwd)
+        connect = _connector(server, dict(env or {}), cwd, timeout_s)
         stack = contextlib.ExitStack()
+        # A file, since sys.stderr is none in a notebook, and a process could not write to it.
+        log = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._log: Any = stack.enter_context(log)
         try:
             self._portal = stack.enter_context(start_blocking_portal(name="agentlab-mcp"))
-            self._client: Any = stack.enter_context(self._portal.wrap_async_context_manager(connect()))
+            self._client: Any = stack.enter_context(self._portal.wrap_async_context_manager(connect(log)))
             listed = self._portal.call(_listed, self._client, timeout_s)
         except Exception as error:  # whatever keeps a server from answering, the reader must be told which one
+            last = _last_lines(self._log)
             stack.close()
-            raise ConfigError(f"The MCP server {server!r} does not answer: {_said(error)}") from error
+            told = f"\nThe last that it wrote to its standard error:\n{last}" if last else ""
+            raise ConfigError(f"The MCP server {server!r} does not answer: {_said(error)}{told}") from error
         self.close: Callable[[], object] = weakref.finalize(self, _end, stack)
-        self.tools: dict[str, Tool] = {tool.name: MCPTool(self, tool) for tool in listed}
-        if missing := [name for name in only or () if name not in self.tools]:
+        offered = {tool.name: tool for tool in listed}
+        try:
+            if missing := [name for name in only or () if name not in offered]:
+                raise ConfigError(f"The MCP server has no tool {missing[0]!r}. It has: {', '.join(offered)}.")
+            self.tools: dict[str, Tool] = {
+                name: MCPTool(self, offered[name]) for name in (offered if only is None else only)
+            }
+        except ConfigError:
             self.close()
-            raise ConfigError(f"The MCP server has no tool {missing[0]!r}. It has: {', '.join(self.tools)}.")
-        if only is not None:
-            self.tools = {name: self.tools[name] for name in only}
+            raise
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server, and wait for its answer.
@@ -79,6 +93,8 @@ class MCP:
         """
         _check_sendable(name, arguments)
         try:
+            if os.fstat(self._log.fileno()).st_size > MAX_LOG:
+                os.ftruncate(self._log.fileno(), 0)  # the server goes on at the end, which is now the beginning
             result = self._portal.call(_called, self._client, name, dict(arguments), self.timeout_s)
         except Exception as error:  # of the SDK, the transport or the server: the model reads what went wrong
             raise ToolError(f"{name}: {_said(error)}") from error
@@ -101,7 +117,9 @@ class MCPTool(Tool):
     def __init__(self, server: MCP, listed: Any) -> None:
         self.server, self.name = server, listed.name
         self.description = listed.description or listed.title or listed.name
-        self.parameters = parameters_of(listed.input_schema)
+        spec = ToolSpec(listed.name, self.description, listed.input_schema)
+        check_schema(spec)
+        self.parameters = spec.parameters
 
     def __call__(self, **arguments: Any) -> str:
         return self.server.call(self.name, arguments)
@@ -110,51 +128,42 @@ class MCPTool(Tool):
         return ToolSpec(name, self.description, self.parameters)
 
 
-def parameters_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's JSON schema in the form in which arguments are checked here; what is not understood allows all."""
-    properties = {name: plain_schema(part) for name, part in schema.get("properties", {}).items()}
-    found = {"type": "object", "properties": properties, "required": list(schema.get("required", ()))}
-    return found | ({"additionalProperties": True} if schema.get("additionalProperties") else {})
-
-
-def plain_schema(schema: Any) -> dict[str, Any]:
-    """The schema of one argument."""
-    if not isinstance(schema, Mapping):
-        return {}
-    kept = {name: schema[name] for name in KEPT if name in schema}
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        return kept | {"anyOf": [plain_schema({**schema, "type": one}) for one in kind]}
-    if options := schema.get("anyOf") or schema.get("oneOf"):
-        return kept | {"anyOf": [plain_schema(option) for option in options]}
-    if isinstance(schema.get("enum"), list):
-        return kept | {"enum": schema["enum"]}
-    if kind == "array":
-        return kept | {"type": kind, "items": plain_schema(schema.get("items"))}
-    return kept | ({"type": kind} if kind in SPOKEN else {})
-
-
 def _connector(
-    server: Sequence[str] | str, env: dict[str, str], cwd: str | Path | None
-) -> Callable[[], contextlib.AbstractAsyncContextManager[Any]]:
+    server: Sequence[str] | str, env: dict[str, str], cwd: str | Path | None, timeout_s: float
+) -> Callable[[Any], contextlib.AbstractAsyncContextManager[Any]]:
     try:
         import mcp
         from mcp import StdioServerParameters, stdio_client
     except ImportError as error:
         raise ConfigError("This needs the MCP SDK. Install it: pip install 'agentlab[mcp]'.") from error
     if isinstance(server, str):
-        return lambda: mcp.Client(server)
+        return lambda log: _within(timeout_s, mcp.Client(server))
     command, *words = map(str, server)
     parameters = StdioServerParameters(command=command, args=words, env=env, cwd=cwd)
 
-    @contextlib.asynccontextmanager
-    async def connected() -> AsyncIterator[Any]:
-        # Not sys.stderr: in a notebook it is no file, and a process cannot write to it.
-        with open(os.devnull, "w", encoding="utf-8") as nothing:  # noqa: ASYNC230, PTH123
-            async with mcp.Client(stdio_client(parameters, errlog=nothing)) as client:
-                yield client
+    return lambda log: _within(timeout_s, mcp.Client(stdio_client(parameters, errlog=log)))
 
-    return connected
+
+@contextlib.asynccontextmanager
+async def _within(seconds: float, client: Any) -> AsyncIterator[Any]:
+    """The client, connected in time.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+        async with client as connected:
+            scope.deadline = math.inf
+            yield connected
+    if scope.cancelled_caught:
+        raise TimeoutError(f"it took longer than {seconds:g} s to start")
+
+
+def _last_lines(log: Any) -> str:
+    """The end of what a server has written to its standard error."""
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - 4 * TOLD_LOG))
+    return log.read().strip()[-TOLD_LOG:]
 
 
 async def _listed(client: Any, timeout_s: float) -> list[Any]:

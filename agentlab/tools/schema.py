@@ -1,158 +1,202 @@
-"""JSON schemas from signatures, and arguments checked against them."""
+"""Arguments of tools held against JSON schemas, in words that the model can act on."""
 
-import inspect
-import re
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from agentlab.errors import ConfigError, ToolError, nearest
+from agentlab.schemas import compiled, expanded, json_text, tool_schema
+from agentlab.types import ToolSpec
 
-SCALARS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-SPOKEN = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"} | {
+SPOKEN = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
     "null": "null",
     "array": "a list",
     "object": "an object",
 }
-ARGS_SECTION = re.compile(r"^Args:\s*$", re.MULTILINE)
-ARGUMENT_LINE = re.compile(r"^ {4}(\w+): ?(.*)$")
+KINDS = {bool: "boolean", str: "string", int: "integer", float: "number", type(None): "null"}
+KINDS |= {list: "array", tuple: "array", dict: "object"}
+LIMITS = {
+    "minimum": "must be at least {}",
+    "exclusiveMinimum": "must be above {}",
+    "maximum": "must be at most {}",
+    "exclusiveMaximum": "must be below {}",
+    "multipleOf": "must be a multiple of {}",
+    "minLength": "must have at least {} characters",
+    "maxLength": "must have at most {} characters",
+    "pattern": "must match {}",
+    "format": "must have the format {}",
+    "minItems": "must have at least {} items",
+    "maxItems": "must have at most {} items",
+    "minProperties": "must have at least {} keys",
+    "maxProperties": "must have at most {} keys",
+    "const": "must be {}",
+}
+OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
-def parameters_of(function: Callable[..., Any], name: str, docstring: str = "") -> dict[str, Any]:
-    """The JSON schema of a function's arguments; descriptions come from the docstring's "Args:".
+@dataclass(frozen=True)
+class Rules:
+    """A schema of arguments that is ready to be held against calls."""
+
+    schema: Mapping[str, Any]
+    validator: Any
+    is_open: bool
+    """Whether arguments may be given that the schema does not name."""
+
+
+def check_schema(spec: ToolSpec) -> None:
+    """Refuse a schema that is none, before anything is run.
 
     Raises:
-        ConfigError: a parameter has no annotation, or one that JSON cannot carry.
+        ConfigError: it is invalid; names the tool.
     """
-    called = function if inspect.isroutine(function) else type(function).__call__
     try:
-        hints = typing.get_type_hints(called)
-    except (NameError, TypeError) as error:
-        raise ConfigError(f"Tool {name!r}: its annotations cannot be read ({error}). Use types that exist.") from error
-    said = argument_descriptions(docstring)
-    properties: dict[str, Any] = {}
-    required: list[str] = []
-    schema: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            schema["additionalProperties"] = True
-            continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise ConfigError(f"Tool {name!r}: {parameter} cannot be given by name. Use ordinary parameters.")
-        if parameter.name not in hints:
-            raise ConfigError(
-                f"Tool {name!r}: parameter {parameter.name!r} needs an annotation, e.g. `{parameter.name}: str`."
-            )
-        properties[parameter.name] = schema_of(hints[parameter.name], f"Tool {name!r}: parameter {parameter.name!r}")
-        if parameter.name in said:
-            properties[parameter.name]["description"] = said[parameter.name]
-        if parameter.default is parameter.empty:
-            required.append(parameter.name)
-    return schema
-
-
-def schema_of(hint: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of one annotation.
-
-    Raises:
-        ConfigError: JSON cannot carry it.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return {}
-    if hint in SCALARS:
-        return {"type": SCALARS[hint]}
-    if origin is typing.Annotated:
-        return schema_of(arguments[0], where)
-    if origin is Literal:
-        return {"enum": list(arguments)}
-    if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [schema_of(argument, where) for argument in arguments]}
-    if (origin or hint) in (list, tuple) or _is_abstract_sequence(origin or hint):
-        return {"type": "array", **({"items": schema_of(arguments[0], where)} if arguments else {})}
-    if (origin or hint) is dict or (isinstance(origin or hint, type) and issubclass(origin or hint, Mapping)):
-        return {"type": "object"}
-    raise ConfigError(
-        f"{where} has the annotation {hint!r}. Use str, int, float, bool, list, dict, Literal or a union of them."
-    )
-
-
-def _is_abstract_sequence(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Sequence) and not issubclass(kind, str | bytes | bytearray)
-
-
-def argument_descriptions(docstring: str) -> dict[str, str]:
-    """What a docstring's "Args:" section says about each parameter."""
-    parts = ARGS_SECTION.split(inspect.cleandoc(docstring), maxsplit=1)
-    said: dict[str, str] = {}
-    last = None
-    for line in parts[1].splitlines() if len(parts) > 1 else ():
-        if found := ARGUMENT_LINE.match(line):
-            last, said[found.group(1)] = found.group(1), found.group(2).strip()
-        elif last and line.startswith(" " * 5):
-            said[last] = f"{said[last]} {line.strip()}"
-        elif line.strip():
-            break
-    return said
-
-
-def description_of(docstring: str) -> str:
-    """A docstring without its "Args:" section and what follows it."""
-    return ARGS_SECTION.split(docstring, maxsplit=1)[0].strip()
+        _rules(json_text(spec.parameters))
+    except ConfigError as error:
+        raise ConfigError(f"Tool {spec.name!r}: {error}") from error
 
 
 def check_arguments(name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that the schema does not allow, in words that the model can act on.
 
+    An argument that the schema does not name is refused, too, unless it says that there may be more.
+
     Raises:
-        ToolError: an argument is unknown, missing or of the wrong type.
+        ToolError: an argument is unknown, missing, or not what is wanted.
+        ConfigError: the schema is invalid.
     """
-    properties = schema["properties"]
-    for given in arguments:
-        if given not in properties and not schema.get("additionalProperties"):
-            takes = nearest(given, properties) if properties else " It takes no arguments."
-            raise ToolError(f"{name} has no argument {given!r}.{takes}")
-    if missing := [needed for needed in schema["required"] if needed not in arguments]:
+    rules = _rules(json_text(schema))
+    try:
+        text = json.dumps(arguments, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        given = json.loads(text)
+        errors = list(rules.validator.iter_errors(given))
+    except UnicodeEncodeError as error:
+        raise ToolError(f"{name}: a text holds half of a surrogate pair, which is no character.") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolError(f"{name}: the arguments must be JSON, but {error}.") from error
+    properties = rules.schema["properties"]
+    unknown = [] if rules.is_open else [key for key in given if key not in properties]
+    if unknown:
+        takes = nearest(unknown[0], properties) if properties else " It takes no arguments."
+        raise ToolError(f"{name} has no argument {unknown[0]!r}.{takes}")
+    missing = [error.kind.property for error in errors if error.kind.name == "required" and not error.instance_path]
+    if missing:
         raise ToolError(f"{name} needs the argument{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
-    for given, value in arguments.items():
-        if given in properties and not matches(properties[given], value):
-            raise ToolError(f"{name}: {given} must be {spoken(properties[given])}, got {_shown(value)}.")
+    if errors:
+        raise ToolError(f"{name}: {words_of(_telling(errors), rules.schema)}")
 
 
-def matches(schema: Mapping[str, Any], value: Any) -> bool:
-    """Whether a JSON value is what the schema asks for."""
-    if "anyOf" in schema:
-        return any(matches(option, value) for option in schema["anyOf"])
-    if "enum" in schema:
-        return any(value == option and type(value) is type(option) for option in schema["enum"])
-    kind = schema.get("type")
-    if kind == "array":
-        return isinstance(value, list) and all(matches(schema.get("items", {}), item) for item in value)
-    if kind == "number":
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    python_types = {"string": str, "integer": int, "boolean": bool, "null": type(None), "object": dict}
-    return kind is None or type(value) is python_types[kind] or (kind == "object" and isinstance(value, Mapping))
+@functools.lru_cache(512)
+def _rules(text: str) -> Rules:
+    schema = tool_schema(json.loads(text))
+    whole = expanded(schema, schema)
+    is_open = any(whole.get(word, False) is not False for word in OPEN)
+    return Rules(schema, compiled(json_text(schema)), is_open)
 
 
-def spoken(schema: Mapping[str, Any]) -> str:
-    """The schema of one argument in words."""
-    if "anyOf" in schema:
-        return " or ".join(spoken(option) for option in schema["anyOf"])
-    if "enum" in schema:
-        return "one of " + ", ".join(map(repr, schema["enum"]))
-    return SPOKEN.get(schema.get("type", ""), "anything")
+def _telling(errors: Sequence[Any]) -> Any:
+    """The error of several that tells most: of alternatives, in the one that was meant."""
+    error = errors[0]
+    if error.kind.name not in ("anyOf", "oneOf"):
+        return error
+    place = list(error.instance_path)
+    meant = (
+        [branch for branch in error.kind.context if branch and not _is_other_kind(branch, place)]
+        if _fits_none(error)
+        else []
+    )
+    if not meant or all(_is_missing(branch, place) for branch in meant):
+        return error
+    return _telling(min(meant, key=_distance))
 
 
-def _shown(value: Any) -> str:
-    kinds = {
-        bool: "boolean",
-        str: "string",
-        int: "integer",
-        float: "number",
-        type(None): "null",
-        list: "array",
-        dict: "object",
-    }
-    kind = SPOKEN.get(kinds.get(type(value), ""), type(value).__name__)
+def _fits_none(error: Any) -> bool:
+    return bool(error.kind.context) and all(error.kind.context)
+
+
+def _is_other_kind(branch: Sequence[Any], place: list[Any]) -> bool:
+    return any(error.kind.name in ("type", "enum", "const") and list(error.instance_path) == place for error in branch)
+
+
+def _is_missing(branch: Sequence[Any], place: list[Any]) -> bool:
+    return all(error.kind.name == "required" and list(error.instance_path) == place for error in branch)
+
+
+def _distance(branch: Sequence[Any]) -> tuple[int, int, int]:
+    """How far a value is from an alternative: a wrong mark of its kind counts most, then the number of faults."""
+    marks = sum(error.kind.name in ("const", "enum") for error in branch)
+    return marks, len(branch), -max(len(list(error.instance_path)) for error in branch)
+
+
+def words_of(error: Any, schema: Mapping[str, Any]) -> str:
+    """An error of the validator: where, what is wanted, and what is there instead."""
+    kind, path = error.kind, list(error.instance_path)
+    subject = path_text(path) or "the arguments"
+    if kind.name in ("required", "additionalProperties", "unevaluatedProperties", "falseSchema", "propertyNames"):
+        return _words_of_key(error, subject, schema)
+    if kind.name in ("anyOf", "oneOf"):
+        if not _fits_none(error):
+            return f"{subject} must fit one alternative, but fits several. Leave out what belongs to the others."
+        if all(_is_missing(branch, path) for branch in kind.context):
+            needs = (" and ".join(inner.kind.property for inner in branch) for branch in kind.context)
+            return f"{subject} must have {', or '.join(dict.fromkeys(needs))}."
+    return f"{subject} {_wanted(error)}, got {got(error.instance)}."
+
+
+def _words_of_key(error: Any, subject: str, schema: Mapping[str, Any]) -> str:
+    """An error about a key of an object."""
+    kind = error.kind
+    if kind.name == "required":
+        return f"{subject} needs {kind.property!r}."
+    if kind.name == "propertyNames":
+        return f"{subject} has a key that is not allowed: {kind.value.message}."
+    if kind.name == "falseSchema":
+        return f"{subject} may not be given, or has too much in it, got {got(error.instance)}."
+    target: Any = schema
+    for word in list(error.schema_path)[:-1]:
+        target = target[word]
+    names = target.get("properties", {})
+    return f"{subject} has no {kind.unexpected[0]!r}.{nearest(kind.unexpected[0], names) if names else ''}"
+
+
+def _wanted(error: Any) -> str:
+    """What must hold instead."""
+    kind = error.kind
+    if kind.name in ("anyOf", "oneOf"):
+        options = [
+            _wanted(next((e for e in branch if e.kind.name in ("type", "enum", "const")), branch[0]))
+            for branch in kind.context
+        ]
+        return "must be " + " or ".join(dict.fromkeys(option.removeprefix("must be ") for option in options))
+    if kind.name == "type":
+        kinds = [kind.value] if isinstance(kind.value, str) else list(kind.value)
+        return "must be " + " or ".join(SPOKEN.get(name, name) for name in sorted(kinds, key="null".__eq__))
+    if kind.name == "enum":
+        return "must be one of " + ", ".join(map(repr, kind.value))
+    if kind.name in LIMITS:
+        value = kind.value
+        return LIMITS[kind.name].format(repr(value) if kind.name == "const" else value)
+    if kind.name == "uniqueItems":
+        return "must have no item twice"
+    if kind.name == "not":
+        return "must not be what it is"
+    return f"is not allowed ({error.message:.120})"
+
+
+def path_text(path: Sequence[Any]) -> str:
+    """Where in the arguments a value stands, as `edits[0].old`."""
+    text = "".join(f"[{word}]" if isinstance(word, int) else f".{word}" for word in path)
+    return text.removeprefix(".")
+
+
+def got(value: Any) -> str:
+    """A value and its kind in words."""
+    kind = SPOKEN.get(KINDS.get(type(value), ""), type(value).__name__)
     return kind if value is None else f"{kind}: {value!r:.60}"

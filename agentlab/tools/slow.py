@@ -3,10 +3,12 @@
 import math
 import random
 import time
+from collections.abc import Mapping
 from typing import Any, final
 
 from agentlab.errors import ConfigError
 from agentlab.tools.base import Tool, as_tool
+from agentlab.tools.wrapped import as_json
 from agentlab.types import Task, ToolSpec
 
 
@@ -30,11 +32,14 @@ class Slow(Tool):
         self.seconds, self.jitter, self.seed = seconds, jitter, seed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(drawn_delay(self.seconds, self.jitter, self.seed, args, sorted(kwargs.items())))
+        time.sleep(drawn_delay(self.seconds, self.jitter, self.seed, args, sorted(as_json(kwargs).items())))
         return self.tool(*args, **kwargs)
 
     def spec(self, name: str) -> ToolSpec:
         return self.tool.spec(name)
+
+    def checked_arguments(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return self.tool.checked_arguments(spec, arguments)
 
     def bind(self, task: Task) -> Tool:
         bound = self.tool.bind(task)

@@ -4,6 +4,8 @@ import abc
 import asyncio
 import collections
 import copy
+import dataclasses
+import enum
 import inspect
 import json
 import math
@@ -36,6 +38,9 @@ class Wrapped(Tool):
 
     def spec(self, name: str) -> ToolSpec:
         return self.tool.spec(name)
+
+    def checked_arguments(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return self.tool.checked_arguments(spec, arguments)
 
     def bind(self, task: Task) -> Tool:
         """Itself, unless the inner tool has one of its own for this task: then a copy around that one."""
@@ -250,7 +255,27 @@ class Cache(Wrapped):
 
 def key_of(arguments: Mapping[str, Any]) -> str:
     """Arguments as text: the same for the same arguments in any order."""
-    return json.dumps(arguments, sort_keys=True, ensure_ascii=False, default=repr)
+    return json.dumps(as_json(arguments), sort_keys=True, ensure_ascii=False)
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON has it, the same in every process: what was made of an argument is turned back."""
+    if value is None or (isinstance(value, str | int | float | bool) and not isinstance(value, enum.Enum)):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(as_json(key)): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(as_json, value), key=lambda item: json.dumps(item, sort_keys=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    from pydantic import BaseModel
+    from pydantic_core import to_jsonable_python
+
+    if isinstance(value, BaseModel):
+        return {name: as_json(item) for name, item in value}
+    return to_jsonable_python(value, fallback=repr)
 
 
 def then(value: Any, after: Callable[[Any], Any]) -> Any:
