@@ -1,7 +1,9 @@
 """JSON schemas of tools: brought into one form, followed through their references, compiled."""
 
+import contextlib
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -9,6 +11,7 @@ from urllib.parse import unquote
 from agentlab.errors import ConfigError
 
 MAX_DEPTH = 64
+DIALECTS = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?\Z")
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -40,6 +43,7 @@ def tool_schema(schema: Any) -> dict[str, Any]:
     root = without_nulls(schema)
     if any(isinstance(part.get("items"), list) or "dependencies" in part for part in parts_of(root)):
         root.setdefault("$schema", DRAFT_7)  # the last draft in which that means anything
+    _check_keywords(root)
     for part in parts_of(root):
         if "$dynamicRef" in part or "$recursiveRef" in part:
             raise ConfigError("dynamic references are not followed. Write a plain $ref.")
@@ -49,6 +53,8 @@ def tool_schema(schema: Any) -> dict[str, Any]:
     kinds = top.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise ConfigError(f"arguments are an object, but the schema says type {json.dumps(kinds)}.")
+    if not isinstance(top.get("const", {}), Mapping):
+        raise ConfigError(f"arguments are an object, but the schema says they are {json.dumps(top['const'])}.")
     found = {**root, "type": "object", "properties": argument_schemas(root, root)}
     return {**found, "required": top.get("required", [])}
 
@@ -269,11 +275,36 @@ def compiled(text: str) -> Any:
     """
     import jsonschema_rs
 
-    try:
+    with _invalid():
         return jsonschema_rs.validator_for(json.loads(text), retriever=_never_fetched)
+
+
+def _check_keywords(root: Schema) -> None:
+    """Refuse what no draft allows, before anything reads the schema and takes it for what it should be.
+
+    Raises:
+        ConfigError: the schema is invalid.
+    """
+    import jsonschema_rs
+
+    dialect = root.get("$schema", DRAFT_7)
+    if not DIALECTS.match(str(dialect)):  # would be fetched
+        raise ConfigError(
+            f"the schema is invalid: Unknown meta-schema {dialect!r}. Leave $schema out, or name a draft."
+        )
+    with _invalid():
+        jsonschema_rs.meta.validate(json.loads(json_text(root)))
+
+
+@contextlib.contextmanager
+def _invalid() -> Iterator[None]:
+    import jsonschema_rs
+
+    try:
+        yield
     except jsonschema_rs.ValidationError as error:
-        place = ".".join(map(str, error.instance_path))
-        raise ConfigError(f"the schema is invalid{f' at {place}' if place else ''}: {error.message}") from error
+        path = ".".join(map(str, error.instance_path))
+        raise ConfigError(f"the schema is invalid{f' at {path}' if path else ''}: {error.message}") from error
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise ConfigError(f"the schema is invalid: {error}") from error
 
@@ -289,6 +320,6 @@ def json_text(schema: Any) -> str:
         ConfigError: it holds what JSON cannot carry.
     """
     try:
-        return json.dumps(schema)
+        return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the schema holds what JSON cannot carry: {error}.") from error

@@ -1,16 +1,40 @@
 """Arguments of tools held against JSON schemas, and schemas that are none refused."""
 
+import contextlib
 import json
+import math
+import typing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from agentlab.chat.syntaxes import PARSERS
 from agentlab.errors import ConfigError, ToolError
-from agentlab.schemas import MAX_DEPTH
-from agentlab.tools import Tool, as_tools, check_arguments
+from agentlab.schemas import CONDITIONS, LISTS, MAPS, MAX_DEPTH, SINGLES
+from agentlab.tools import Tool, as_tool, as_tools, check_arguments
+from agentlab.tools.schema import check_schema
 from agentlab.types import ToolSpec
 
 CASES = json.loads((Path(__file__).parent / "fixtures/schemas.json").read_text(encoding="utf-8"))
+WORDS_OF_SCHEMAS = sorted(
+    {
+        *MAPS,
+        *LISTS,
+        *SINGLES,
+        *CONDITIONS,
+        "type",
+        "const",
+        "enum",
+        "required",
+        "$ref",
+        "default",
+        "examples",
+        "pattern",
+    }
+    | {"minimum", "maximum", "minItems", "dependentRequired", "description", "$schema", "x"}
+)
 SHAPES = {
     "type": "object",
     "properties": {"shape": {"anyOf": [{"$ref": "#/$defs/Circle"}, {"$ref": "#/$defs/Square"}, {"type": "null"}]}},
@@ -175,3 +199,49 @@ def test_a_spec_always_names_every_argument_and_can_be_made_of_itself_again():
     maybe = {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]}}, "$defs": schema["$defs"]}
     assert ToolSpec("f", "", maybe).parameters["properties"]["a"]["anyOf"][0] == {"type": "string", "enum": ["x"]}
     assert ToolSpec("f", "", {}).parameters == {"type": "object", "properties": {}, "required": []}
+
+
+class Address(typing.TypedDict):
+    street: str
+    number: typing.NotRequired[int]
+
+
+def send(to: Address, others: list[Address] | None = None, weight: float = math.inf, note: str = None) -> str:  # noqa: RUF013
+    """Sends."""
+    return json.dumps([to, others, note])
+
+
+def test_typed_dictionaries_of_the_standard_library_and_defaults_of_none_are_taken():
+    tool = as_tool(send)
+    spec = tool.spec("send")
+    check_schema(spec)
+    assert "Infinity" not in json.dumps(spec.parameters) and spec.parameters["required"] == ["to"]
+    given = {"to": {"street": "A"}, "others": [{"street": "B", "number": 3}], "note": None}
+    assert tool.checked_arguments(spec, given) == given
+    for wrong in ({"to": {"number": 3}}, {"to": {"street": "A"}, "others": [{"street": 4}]}):
+        with pytest.raises(ToolError, match="street"):
+            tool.checked_arguments(spec, wrong)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["string", "object", "x"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(WORDS_OF_SCHEMAS), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200)
+@given(schema=st.dictionaries(st.sampled_from(WORDS_OF_SCHEMAS), junk, max_size=4))
+def test_a_schema_of_junk_is_refused_by_name_or_can_be_told_and_held_against_calls(schema):
+    try:
+        spec = ToolSpec("mine", "", schema)
+        check_schema(spec)
+    except ConfigError as refused:
+        words = str(refused)
+    else:
+        words = "Tool 'mine': "
+        for parser in PARSERS.values():
+            parser.describe([spec])
+        with contextlib.suppress(ToolError):
+            check_arguments("mine", spec.parameters, {"x": 1})
+    assert words.startswith("Tool 'mine': ")

@@ -1,8 +1,13 @@
 """Python functions as tools: the schema of their arguments, and arguments of the annotated types, by pydantic."""
 
+import collections.abc
+import contextlib
 import functools
 import inspect
+import operator
 import re
+import sys
+import types
 import typing
 import weakref
 from collections.abc import Callable, Mapping
@@ -202,7 +207,37 @@ def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
             f"parameter {name!r} has pydantic's {type(parameter.default).__name__} as its default, which a plain "
             f"call would hand to the function. Write `{name}: Annotated[..., Field(...)] = default`."
         )
-    return hints[name]
+    hint = _with_known_dictionaries(hints[name])
+    return typing.Optional[hint] if parameter.default is None else hint  # noqa: UP045 (`|` takes no text as a type)
+
+
+def _with_known_dictionaries(hint: Any) -> Any:
+    """The annotation with each `typing.TypedDict` as that of typing_extensions, which pydantic wants before 3.12."""
+    from typing_extensions import TypedDict
+
+    if typing.is_typeddict(hint) and type(hint).__module__ == "typing" and sys.version_info < (3, 12):
+        fields = {name: _with_known_dictionaries(part) for name, part in _hints(hint).items()}
+        needed: dict[str, Any] = {
+            name: part
+            if typing.get_origin(part) in (typing.Required, typing.NotRequired)
+            else typing.Required[part]
+            if name in hint.__required_keys__
+            else typing.NotRequired[part]
+            for name, part in fields.items()
+        }
+        make: Any = TypedDict
+        made = make(hint.__name__, needed)
+        made.__doc__ = hint.__doc__
+        return made
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None or origin in (typing.Literal, collections.abc.Callable):
+        return hint
+    known = tuple(map(_with_known_dictionaries, arguments))
+    if known == arguments:
+        return hint
+    if origin is types.UnionType:
+        return functools.reduce(operator.or_, known)
+    return typing.Annotated[known] if origin is typing.Annotated else origin[known]
 
 
 def _schema_of(adapter: Any) -> dict[str, Any]:
@@ -247,10 +282,10 @@ def _describe(
         if text := _annotated_text(hints[name]) or documented.get(name):
             schema.setdefault("description", text)
         if name in defaults:
-            try:
-                schema["default"] = to_jsonable_python(defaults[name])
-            except PydanticSerializationError:
-                continue  # an object that JSON cannot carry: the argument is told to be optional, no more
+            with contextlib.suppress(PydanticSerializationError, ConfigError):
+                value = to_jsonable_python(defaults[name])
+                json_text({"default": value})  # what JSON cannot carry is not told: the argument is optional, no more
+                schema["default"] = value
 
 
 def _annotated_text(hint: Any) -> str | None:
