@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from agentlab.chat.json_calls import MAX_CALLS, broken_call, tagged_calls, untagged_calls
 from agentlab.types import ToolCall, ToolSpec
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-MAX_CALLS = 64
-"""Calls of one turn that are read; what a turn says beyond them is one call with an error."""
-MAX_ARGUMENTS = 64
-"""Arguments of one call that is not JSON."""
 MAX_REASONING = 64
 """Parts of reasoning of one turn that are told apart; after them all up to the last </think> is one."""
-MAX_JSON_OBJECTS = 4096
-"""Objects that the JSON of one call may hold."""
 EXAMPLE_VALUES = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
@@ -85,8 +80,7 @@ class Hermes(ToolCallParser):
         return f"<tool_call>\n{call_json(call)}\n</tool_call>"
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        rest, payloads = between(text, "<tool_call>", "</tool_call>")
-        return rest, [call_from_json(payload) for payload in payloads]
+        return tagged_calls(text, "<tool_call>", "</tool_call>")
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -97,7 +91,7 @@ class Hermes(ToolCallParser):
 
 @final
 class JSONCalls(ToolCallParser):
-    """The whole turn is a JSON object with "name" and "arguments", or a list of them, perhaps fenced."""
+    """JSON objects with "name" and "arguments", or a list of them, perhaps fenced or after prose."""
 
     name = "json"
     marks = (('{"', "}"),)
@@ -106,16 +100,7 @@ class JSONCalls(ToolCallParser):
         return call_json(call)
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        payload = unfenced(text.strip())
-        if not payload.startswith(("{", "[")):
-            return text, []
-        value, error = read_json(payload)
-        if error is not None:
-            return ("", [broken_call(error)]) if '"name"' in payload else (text, [])
-        items = value if isinstance(value, list) else [value]
-        if not items or not all(isinstance(item, dict) and "name" in item for item in items):
-            return text, []
-        return "", [call_from_value(item) for item in items]
+        return untagged_calls(text, tools)
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -158,86 +143,6 @@ def _call_begins(text: str, begin: int, end: int, marks: Sequence[tuple[str, str
 def _is_inside(place: int, text: str, marks: Sequence[tuple[str, str]]) -> bool:
     """Whether a call that began before this place has not ended there."""
     return any(text.rfind(opening, 0, place) > text.rfind(closing, 0, place) for opening, closing in marks)
-
-
-def between(text: str, opening: str, closing: str) -> tuple[str, list[str]]:
-    """The text without what stands between tags, and what does; a tag left open reaches to the next.
-
-    Of more than `MAX_CALLS` payloads only one more is read.
-    """
-    rest: list[str] = []
-    payloads: list[str] = []
-    begin = 0
-    start = text.find(opening)
-    while start >= 0 and len(payloads) <= MAX_CALLS:
-        rest.append(text[begin:start])
-        start += len(opening)
-        following = text.find(opening, start)
-        limit = following if following >= 0 else len(text)
-        closed = text.find(closing, start, limit)
-        payloads.append(text[start : closed if closed >= 0 else limit])
-        begin = closed + len(closing) if closed >= 0 else limit
-        start = following
-    if len(payloads) <= MAX_CALLS:
-        rest.append(text[begin:])
-    return "".join(rest), payloads
-
-
-def unfenced(text: str) -> str:
-    """The inside of a text that is one Markdown code block; other text as it is."""
-    if not text.startswith("```"):
-        return text
-    return text.partition("\n")[2].strip().removesuffix("```").strip()
-
-
-def call_from_json(payload: str) -> ToolCall:
-    """The call that a JSON text holds."""
-    value, error = read_json(payload.strip())
-    return broken_call(error) if error is not None else call_from_value(value)
-
-
-def call_from_value(value: Any) -> ToolCall:
-    """The call that a JSON value holds: an object with "name" and "arguments" (or "parameters")."""
-    if not isinstance(value, dict):
-        return broken_call(f"a tool call must be a JSON object, got {type(value).__name__}")
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        return broken_call('a tool call must have a text under "name"')
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(arguments, dict):
-        shown = "null" if arguments is None else type(arguments).__name__
-        return ToolCall(name, {}, f'"arguments" must be a JSON object, got {shown}')
-    return ToolCall(name, arguments)
-
-
-def broken_call(error: str) -> ToolCall:
-    """A call of which not even the name can be read."""
-    return ToolCall("", {}, error)
-
-
-def read_json(text: str) -> tuple[Any, str | None]:
-    """The value of a JSON text, or what is wrong with it."""
-    if not text:
-        return None, "the tool call is empty"
-    if text.count("{") > MAX_JSON_OBJECTS:
-        return None, f"the JSON holds more than {MAX_JSON_OBJECTS} objects"
-    try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates), None
-    except RecursionError:
-        return None, "the JSON is nested too deeply"
-    except ValueError as error:
-        return None, f"the JSON of the tool call cannot be read: {error!s:.120}"
-
-
-def _no_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON value")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key is given twice")
-    return made
 
 
 def call_json(call: ToolCall) -> str:
