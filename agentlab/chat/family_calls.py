@@ -88,7 +88,7 @@ class Qwen3Coder(ToolCallParser):
         else:
             return ToolCall(name, {}, f"a call may have {MAX_ARGUMENTS} parameters, this has more"), len(text)
         ended = FUNCTION_END.match(text, position)
-        if ended is None and text[position:].strip():
+        if ended is None:
             error = error or "a call must be closed by </function>, with nothing but <parameter=name> tags before it"
         end = len(text) if ended is None else ended.end()
         return ToolCall(name, {} if error else arguments, error), end
@@ -114,13 +114,14 @@ class Llama3(ToolCallParser):
         return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+        before, tag, after = text.partition(PYTHON_TAG)
+        if tag and not untagged_calls(before, tools)[1]:
+            return before, _tagged(after, tools)
         rest, calls = untagged_calls(text, tools)
         before, tag, after = rest.partition(PYTHON_TAG)
-        if not tag or not after.strip(" ;\n\t"):
-            return before + after, calls
-        if calls:
+        if tag and calls and after.replace(PYTHON_TAG, "").strip(" ;\n\t"):
             return before, [broken_call(f"after {PYTHON_TAG} there must be calls and nothing else")]
-        return before, _tagged(after, tools)
+        return before + after, calls
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -148,12 +149,12 @@ class Gemma(ToolCallParser):
         return f"{TOOL_CODE}\n{call.name}({arguments})\n```"
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+        listed = text.strip()
+        if re.match(r"\[\s{0,16}[A-Za-z_][\w.-]{0,63}\(", listed) and listed.endswith(")]"):
+            return "", code_calls(PythonReader(listed), tools)
         fenced = text.find(TOOL_CODE)
         if 0 <= text.find(OPENING) < (fenced if fenced >= 0 else len(text)):
             return function_gemma_calls(text, tools)
-        listed = text.strip()
-        if re.match(r"\[\s{0,16}[A-Za-z_][\w.-]{0,63}\(", listed) and listed.endswith(")]"):
-            return "", code_calls(PythonReader(listed), tools)[: MAX_CALLS + 1]
         rest: list[str] = []
         calls: list[ToolCall] = []
         begin, reader = 0, PythonReader(text)
@@ -162,12 +163,12 @@ class Gemma(ToolCallParser):
             reader.position = start + len(TOOL_CODE)
             calls += code_calls(reader, tools)
             if any(call.error for call in calls):
-                return "".join(rest), calls[: MAX_CALLS + 1]
+                return "".join(rest), calls
             end = text.find("```", reader.position)
             begin = len(text) if end < 0 else end + len("```")
         if len(calls) <= MAX_CALLS:
             rest.append(text[begin:])
-        return "".join(rest), calls[: MAX_CALLS + 1]
+        return "".join(rest), calls
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (

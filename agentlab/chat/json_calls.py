@@ -14,7 +14,7 @@ MAX_JSON_OBJECTS = 4096
 BEGINNING = re.compile(r'^[ \t]{0,16}+[{\[]|\{\s*+"(?:name|type|id|arguments|parameters)"\s*+:', re.MULTILINE)
 """Where JSON may begin: at the beginning of a line, or as an object that says its name."""
 NAMED = re.compile(r'[{,]\s*+"name"\s*+:\s*+"([^"\\]{1,128})"')
-PROSE_FIRST = re.compile(r"\s*+(?:<\|python_tag\|>\s*+)?(?:```\w{0,16}\s*+)?[^{\[\s]")
+PROSE_FIRST = re.compile(r"\s*+(?:<\|python_tag\|>\s*+)?+(?:```\w{0,16}\s*+)?+[^{\[\s]")
 SHOWN_CHARS = 2048
 """Of JSON that cannot be read, the beginning that tells whether it was to be a call."""
 SPACE = re.compile(r"\s*+")

@@ -131,7 +131,7 @@ class PythonReader:
     def _separate(self, closing: str) -> None:
         if self.take(",") or self.text.startswith(closing, self.position):
             return
-        if self.position >= len(self.text):
+        if self.position >= len(self.text) or self.text.startswith("```", self.position):
             raise Malformed(f"the closing {closing!r} of the call is missing")
         raise Malformed(f"a value must be a literal alone, followed by ',' or {closing!r}, got {self._next()}")
 
