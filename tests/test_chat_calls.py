@@ -192,6 +192,7 @@ def test_short_calls_are_literals_or_plain_text(text, call):
         ("search(query='a' + 'b')", "literal alone"),
         ("log(day=2+3)", "literal alone"),
         ("bash(FOO=1 make)", "no argument 'FOO'"),
+        ("write(path='a', content=')now() )", "must be closed"),
         ("write(path='a', content='''never closed\nbash(ls)", "must be closed"),
     ],
 )

@@ -42,9 +42,11 @@ def bound(name: str, arguments: Sequence[Argument], tools: Sequence[ToolSpec]) -
     names = list(properties_of(schema))
     if len(arguments) == 1 and isinstance(positional[0], dict) and (not names or set(positional[0]) <= set(names)):
         return ToolCall(name, positional[0])
-    if not names and (schema is None or not tools) and len(arguments) == 1:
+    if schema is None and len(arguments) == 1:
         return ToolCall(name, {"input": positional[0]})
-    wanted = ", ".join((schema or {}).get("required") or names) or "no arguments"
+    wanted = ", ".join((schema or {}).get("required") or names)
+    if schema is not None and not names:
+        return ToolCall(name, {}, f"{name} takes no arguments by position, got {positional[0]!r:.40}")
     if len(positional) > len(names) or set(given) & set(names[: len(positional)]):
         return ToolCall(name, {}, f"arguments must be written name=value, for {wanted}, each once")
     bound_to = {**dict(zip(names, positional, strict=False)), **given}

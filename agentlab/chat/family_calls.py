@@ -20,7 +20,9 @@ MAX_ARGUMENTS = 64
 FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
 METHOD_CALL = re.compile(r"([A-Za-z_][\w-]{0,63}(?:\.[\w-]{1,63}){0,4})\.call\(")
 BETWEEN_CALLS = re.compile(r"(?:[\s;]++|<\|python_tag\|>)*+")
-FUNCTION = re.compile(r"(<tool_call>\s*+)?<function=([^>\n]{0,128}+)>?|<tool_call>")
+FUNCTION = re.compile(
+    r"<(?:tool_call>(?:\s*+<function=(?P<tagged>[^>\n]{0,128}+)>?)?|function=(?P<bare>[^>\n]{0,128}+)>?)"
+)
 PARAMETER = re.compile(r"\s*+<parameter=([^>\n]{1,128})>\n?")
 FUNCTION_END = re.compile(r"\s*+</function>(\s*+</tool_call>)?")
 VALUE_END = re.compile(
@@ -53,7 +55,7 @@ class Qwen3Coder(ToolCallParser):
         begin = 0
         while len(calls) <= MAX_CALLS and (found := FUNCTION.search(text, begin)):
             rest.append(text[begin : found.start()])
-            if found.group(2) is None:
+            if found.group() == "<tool_call>":
                 calls.append(broken_call("a tool call must contain <function=name>"))
                 begin = found.end() + len("</tool_call>") * text.startswith("</tool_call>", _skip(text, found.end()))
                 continue
@@ -65,13 +67,14 @@ class Qwen3Coder(ToolCallParser):
 
     def _read(self, text: str, found: re.Match[str], tools: Sequence[ToolSpec]) -> tuple[ToolCall, int]:
         """The call behind its <function=…>, and where the text goes on after it."""
-        name, position = found.group(2), found.end()
+        tagged, position = found.group("tagged"), found.end()
+        name = found.group("bare") if tagged is None else tagged
         if not found.group().endswith(">") or not FUNCTION_NAME.fullmatch(name):
             return broken_call("a tool call must begin with <function=name>"), position
         schema = parameters_of(name, tools) or {}
         arguments: dict[str, Any] = {}
         error: str | None = None
-        value_end = VALUE_END if found.group(1) else LOOSE_VALUE_END
+        value_end = LOOSE_VALUE_END if tagged is None else VALUE_END
         for _ in range(MAX_ARGUMENTS + 1):
             opened = PARAMETER.match(text, position)
             if opened is None:

@@ -30,11 +30,10 @@ def function_gemma_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, lis
     while len(calls) <= MAX_CALLS and (start := text.find(OPENING, begin)) >= 0:
         rest.append(text[begin:start])
         call, position = read_function_gemma(text, start + len(OPENING), tools)
-        closed = text.find(CLOSING, position)
         following = text.find(OPENING, position)
-        begin = len(text) if closed < 0 else closed + len(CLOSING)
-        if following >= 0 and not 0 <= closed < following:
-            begin = following
+        limit = following if following >= 0 else len(text)
+        closed = text.find(CLOSING, position, limit)
+        begin = closed + len(CLOSING) if closed >= 0 else limit
         if call.error is None and text[position : begin if closed < 0 else closed].strip():
             call = ToolCall(call.name, {}, f"after the '}}' of a call there must be {CLOSING}")
         calls.append(call)

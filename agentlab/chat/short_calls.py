@@ -159,7 +159,7 @@ class _Scanner:
         try:
             return bare_call(name, raw, self._tools), end + 1
         except Malformed as error:
-            return ToolCall(name, {}, str(error)), end + 1
+            return ToolCall(name, {}, str(error)), line_end
 
     def _after_head(self, name: str, position: int) -> tuple[ToolCall, int]:
         """A call that is only named on its line; its arguments may follow as Action Input."""
@@ -174,7 +174,7 @@ class _Scanner:
         if re.compile(r"\s*+\{").match(self._text, begin):
             return self._json_input(name, begin, fenced is not None)
         ending = (FENCE_END if fenced else INPUT_END).search(self._text, begin)
-        if fenced and ending is None:
+        if (fenced and ending is None) or self._text[begin:].strip() in ("`", "``"):
             return ToolCall(name, {}, "the code fence of the input must be closed"), len(self._text)
         stop = ending.start() if ending else len(self._text)
         raw = self._text[begin:stop] if fenced else self._text[begin:stop].strip()
@@ -249,6 +249,8 @@ def bare_call(name: str, raw: str, tools: Sequence[ToolSpec]) -> ToolCall:
         return ToolCall(name)
     schema = parameters_of(name, tools)
     properties, root = properties_of(schema), schema or {}
+    if isinstance(root.get("properties"), Mapping) and not properties:
+        raise Malformed(f"{name} takes no arguments, got {raw[:40]!r}")
     parts = list(split_commas(raw))
     if KEYWORD.match(raw):
         named: dict[str, Any] = {}
