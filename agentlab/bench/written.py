@@ -1,11 +1,11 @@
 """Texts of every syntax, written from random calls as published chat templates write them, and read back.
 
 The templates are ours, in the formats of: Qwen 2.5 and 3 and Hermes (JSON in tags), Llama 3.1 (JSON, and
-`name.call(…)` for built-in tools), Qwen3-Coder (values printed by Jinja: `True`, `None`, JSON or Python
-lists), Gemma 3 (Python in ```tool_code and lists of calls), FunctionGemma (`<escape>` marks), ReAct
-(brackets, and JSON input over several lines, fenced or not) and short calls. Strings are made of what
-breaks readers: quotes, escapes, commas, brackets, tags, fences and lines. What a format itself cannot
-tell from its own marks is left out (see `CANNOT_SAY`).
+`name.call(…)` for built-in tools), Llama 3.2 (lists of calls in Python), Qwen3-Coder (values printed by
+Jinja: `True`, `None`, JSON or Python lists), Gemma 3 (Python in ```tool_code and lists of calls),
+FunctionGemma (`<escape>` marks), ReAct (brackets, and JSON input over several lines, fenced or not) and
+short calls. Strings are made of what breaks readers: quotes, escapes, commas, brackets, tags, fences and
+lines. What a format itself cannot tell from its own marks is left out (see `CANNOT_SAY`).
 """
 
 import json
@@ -75,6 +75,11 @@ TEMPLATES: Mapping[str, tuple[str, str, str]] = {
     "gemma: print": ("gemma", f"```tool_code\nresult = {{{{ c.name }}}}({POSITIONAL})\nprint(result)\n```", "\n"),
     "gemma: list": (
         "gemma",
+        f"{{% if loop.first %}}[{{% endif %}}{{{{ c.name }}}}({KEYWORDS}){{% if loop.last %}}]{{% endif %}}",
+        ", ",
+    ),
+    "llama3: list": (
+        "llama3",
         f"{{% if loop.first %}}[{{% endif %}}{{{{ c.name }}}}({KEYWORDS}){{% if loop.last %}}]{{% endif %}}",
         ", ",
     ),

@@ -19,6 +19,8 @@ MAX_ARGUMENTS = 64
 """Parameters of one call in tags."""
 FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
 METHOD_CALL = re.compile(r"([A-Za-z_][\w-]{0,63}(?:\.[\w-]{1,63}){0,4})\.call\(")
+LISTED = re.compile(r"\[\s{0,16}([A-Za-z_][\w.-]{0,63})\(.*\)\s{0,16}\]", re.DOTALL)
+"""A turn that is nothing but a list of calls in Python."""
 BETWEEN_CALLS = re.compile(r"(?:[\s;]++|<\|python_tag\|>)*+")
 FUNCTION = re.compile(
     r"<(?:tool_call>(?:\s*+<function=(?P<tagged>[^>\n]{0,128}+)>?)?|function=(?P<bare>[^>\n]{0,128}+)>?)"
@@ -107,7 +109,8 @@ class Qwen3Coder(ToolCallParser):
 class Llama3(ToolCallParser):
     """JSON with "name" and "parameters", or `name.call(…)`, after <|python_tag|> or without it.
 
-    Several are separated by semicolons or lines; prose may stand before them.
+    Several are separated by semicolons or lines; prose may stand before them. A turn that is nothing
+    but `[name(key=value), …]`, as Llama 3.2 was taught, is read as calls of the tools on offer.
     """
 
     name = "llama3"
@@ -117,6 +120,8 @@ class Llama3(ToolCallParser):
         return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+        if (listed := LISTED.fullmatch(text.strip())) and parameters_of(listed.group(1), tools) is not None:
+            return "", code_calls(PythonReader(listed.group()), tools)
         before, tag, after = text.partition(PYTHON_TAG)
         if tag and not untagged_calls(before, tools)[1]:
             return before, _tagged(after, tools)
@@ -152,8 +157,7 @@ class Gemma(ToolCallParser):
         return f"{TOOL_CODE}\n{call.name}({arguments})\n```"
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        listed = text.strip()
-        if re.match(r"\[\s{0,16}[A-Za-z_][\w.-]{0,63}\(", listed) and listed.endswith(")]"):
+        if LISTED.fullmatch(listed := text.strip()):
             return "", code_calls(PythonReader(listed), tools)
         fenced = text.find(TOOL_CODE)
         if 0 <= text.find(OPENING) < (fenced if fenced >= 0 else len(text)):
