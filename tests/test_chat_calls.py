@@ -379,3 +379,19 @@ def test_a_tool_with_an_odd_schema_is_no_reason_to_raise(name, parameters):
 
 def test_an_escape_that_python_does_not_know_stays():
     assert unescape(r"\d\.\ \"") == r"\d\.\ " + '"'
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("content", ["<think>a</think>b", "a</think>b", "}</think>b", "x\n</think>y <think>"])
+@pytest.mark.parametrize("thought", ["", "<think>\nI write.\n</think>\n\n"])
+def test_reasoning_tags_inside_an_argument_are_its_text(name, content, thought):
+    call = ToolCall("write", {"path": "a", "content": content})
+    parsed = PARSERS[name].parse(f"{thought}{PARSERS[name].render(call)}", TOOLS)
+    assert (parsed.text, parsed.calls, parsed.reasoning) == ("", (call,), "I write." if thought else "")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("form", ["<think>{}", "<think>{}</think>", "I could {}</think>"])
+def test_a_call_named_in_a_thought_is_no_call(name, form):
+    parsed = PARSERS[name].parse(form.format("\n" + PARSERS[name].render(OSLO) + "\nperhaps"), TOOLS)
+    assert (parsed.text, parsed.calls) == ("", ())

@@ -47,8 +47,11 @@ class ToolCallParser(abc.ABC):
             text: A whole turn of the model. Calls inside its reasoning do not count.
             tools: The tools on offer. Syntaxes that leave out names or types need them.
         """
-        reasoning, said = split_reasoning(text, self.marks)
-        rest, calls = self._find(said, tools)
+        reasoning, said = leading_thought(text)
+        rest, calls = self._find(said, tools) if has_tags(said) else ("", [])
+        if not 0 < len(calls) <= MAX_CALLS or has_tags(rest):  # else all tags that remain stand in arguments
+            reasoning, said = split_reasoning(text, self.marks)
+            rest, calls = self._find(said, tools)
         if len(calls) > MAX_CALLS:
             calls = [*calls[:MAX_CALLS], broken_call(f"a turn may make {MAX_CALLS} calls; the others were not run")]
         return ParsedResponse(rest.strip(), tuple(calls), reasoning)
@@ -110,6 +113,17 @@ class JSONCalls(ToolCallParser):
 
 
 # -- parts that syntaxes share --------------------------------------------------------------------
+
+
+def leading_thought(text: str) -> tuple[str, str]:
+    """The thought in tags that a turn begins with, if it does and closes it, and what follows."""
+    inside, closed, after = text.lstrip().removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+    return (inside.strip(), after) if closed and text.lstrip().startswith(THINK_OPEN) else ("", text)
+
+
+def has_tags(text: str) -> bool:
+    """Whether a text opens or closes reasoning."""
+    return THINK_OPEN in text or THINK_CLOSE in text
 
 
 def split_reasoning(text: str, marks: Sequence[tuple[str, str]] = ()) -> tuple[str, str]:
