@@ -1,7 +1,6 @@
 """The syntaxes in which models call tools: described, parsed and written; no input raises."""
 
 import abc
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -203,8 +202,3 @@ def _kind(schema: Any) -> str:
     if "anyOf" in schema:
         return " | ".join(map(_kind, schema["anyOf"]))
     return schema.get("type", "any")
-
-
-def with_error(call: ToolCall, error: str) -> ToolCall:
-    """The call, marked as one that cannot be run."""
-    return dataclasses.replace(call, error=error)
