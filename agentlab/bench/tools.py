@@ -1,4 +1,4 @@
-"""Sandbox calls per second, what the orchestrator adds to a tool call, and parsers on hostile text.
+"""Sandbox calls per second, what the orchestrator adds to a tool call, and parsers: hostile text, calls read back.
 
 Sandbox: a pool of two warm sandboxes, asked by two threads; each call runs a program that prints a
 number, in an empty folder. The wall clock counts, in several stretches, of which the median is reported;
@@ -10,7 +10,7 @@ is reading the call, the way to the worker and back, and encoding the answer for
 at a time; then 32 at once, whose tool takes 0 to 0.5 s, evenly drawn: 128 calls a second.
 The median over episodes counts. The time of the scripted model is subtracted as the trajectory has it.
 
-Parsers: see `agentlab.bench.parsing`.
+Parsers: see `agentlab.bench.parsing` for hostile text, `agentlab.bench.written` for calls read back.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from agentlab.agents import ToolAgent
-from agentlab.bench import parsing
+from agentlab.bench import parsing, written
 from agentlab.bench.contract import Row
 from agentlab.environments import ToolEnvironment
 from agentlab.inference import ScriptedEngine
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> list[Row]:
     words.add_argument("--calls", type=int, default=100, help="sandbox calls of each stretch")
     words.add_argument("--episodes", type=int, default=64, help="episodes of the latency part, one after the other")
     options = words.parse_args(arguments)
-    return [*sandbox_rows(options.calls), *latency_rows(options.episodes), *parsing.rows()]
+    return [*sandbox_rows(options.calls), *latency_rows(options.episodes), *parsing.rows(), *written.rows()]
 
 
 def sandbox_rows(calls: int) -> list[Row]:

@@ -2,34 +2,46 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
-from agentlab.chat.function_gemma import read_function_gemma, typed
-from agentlab.chat.parsers import (
-    MAX_ARGUMENTS,
-    MAX_CALLS,
-    ToolCallParser,
-    between,
-    broken_call,
-    call_from_value,
-    example_call,
-    read_json,
-    signatures,
-)
-from agentlab.chat.short_calls import closing_bracket, keyword_text, read_arguments
+from agentlab.chat.code_calls import bound, code_calls, python_call
+from agentlab.chat.described import signatures
+from agentlab.chat.examples import example_call
+from agentlab.chat.function_gemma import OPENING, function_gemma_calls
+from agentlab.chat.json_calls import MAX_CALLS, JSONReader, broken_call, call_from_value, untagged_calls
+from agentlab.chat.literals import PythonReader, literal
+from agentlab.chat.parsers import ToolCallParser
+from agentlab.chat.typed import parameters_of, properties_of, typed
 from agentlab.types import ToolCall, ToolSpec
 
 PYTHON_TAG = "<|python_tag|>"
+TOOL_CODE = "```tool_code"
+MAX_ARGUMENTS = 64
+"""Parameters of one call in tags."""
 FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
-CODE_CALL = re.compile(r"[\s,\[]{0,64}+(?:print\()?([A-Za-z_][\w.-]{0,63})\(")
-MAX_CODE_LINES = 256
-"""Lines of one block of code in which calls are looked for."""
+METHOD_CALL = re.compile(r"([A-Za-z_][\w-]{0,63}(?:\.[\w-]{1,63}){0,4})\.call\(")
+LISTED = re.compile(r"\[\s{0,16}([A-Za-z_][\w.-]{0,63})\(.*\)\s{0,16}\]", re.DOTALL)
+"""A turn that is nothing but a list of calls in Python."""
+BETWEEN_CALLS = re.compile(r"(?:[\s;]++|<\|python_tag\|>)*+")
+FUNCTION = re.compile(
+    r"<(?:tool_call>(?:\s*+<function=(?P<tagged>[^>\n]{0,128}+)>?)?|function=(?P<bare>[^>\n]{0,128}+)>?)"
+)
+PARAMETER = re.compile(r"\s*+<parameter=([^>\n]{1,128})>\n?")
+FUNCTION_END = re.compile(r"\s*+</function>(\s*+</tool_call>)?")
+VALUE_END = re.compile(
+    r"\n?</parameter>\s*+(?=<parameter=|</function>\s*+(?:</tool_call>|<tool_call>|<function=|\Z)|\Z)"
+)
+LOOSE_VALUE_END = re.compile(r"\n?</parameter>\s*+(?=<parameter=|</function>|\Z)")
+UNCLOSED = re.compile(r"^[ \t]{0,16}+<(?:parameter|function)=[\w.-]{1,64}>[ \t]{0,16}+$", re.MULTILINE)
 
 
 @final
 class Qwen3Coder(ToolCallParser):
-    """XML-like tags with a value each, as Qwen3-Coder writes them; types come from the tools' schemas."""
+    """XML-like tags with a value each, as Qwen3-Coder writes them; types come from the tools' schemas.
+
+    A value ends at the </parameter> after which the call goes on or ends; others are part of it.
+    """
 
     name = "qwen3_coder"
     marks = (("<function=", "</function>"),)
@@ -42,31 +54,51 @@ class Qwen3Coder(ToolCallParser):
         return f"<tool_call>\n<function={call.name}>\n{values}</function>\n</tool_call>"
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        rest, bodies = between(text, "<function=", "</function>")
-        rest = rest.replace("<tool_call>", "").replace("</tool_call>", "")
-        if not bodies and "<tool_call>" in text:
-            return rest, [broken_call("a tool call must contain <function=name>")]
-        return rest, [self._read(body, tools) for body in bodies]
+        rest: list[str] = []
+        calls: list[ToolCall] = []
+        begin = 0
+        while len(calls) <= MAX_CALLS and (found := FUNCTION.search(text, begin)):
+            rest.append(text[begin : found.start()])
+            if found.group() == "<tool_call>":
+                calls.append(broken_call("a tool call must contain <function=name>"))
+                begin = found.end() + len("</tool_call>") * text.startswith("</tool_call>", _skip(text, found.end()))
+                continue
+            call, begin = self._read(text, found, tools)
+            calls.append(call)
+        if len(calls) <= MAX_CALLS:
+            rest.append(text[begin:])
+        return "".join(rest), calls
 
-    def _read(self, body: str, tools: Sequence[ToolSpec]) -> ToolCall:
-        name, closed, inside = body.partition(">")
-        if not closed or not FUNCTION_NAME.fullmatch(name):
-            return broken_call("a tool call must begin with <function=name>")
-        schema: Mapping[str, Any] = next((tool.parameters for tool in tools if tool.name == name), {})
+    def _read(self, text: str, found: re.Match[str], tools: Sequence[ToolSpec]) -> tuple[ToolCall, int]:
+        """The call behind its <function=…>, and where the text goes on after it."""
+        tagged, position = found.group("tagged"), found.end()
+        name = found.group("bare") if tagged is None else tagged
+        if not found.group().endswith(">") or not FUNCTION_NAME.fullmatch(name):
+            return broken_call("a tool call must begin with <function=name>"), position
+        schema = parameters_of(name, tools) or {}
         arguments: dict[str, Any] = {}
-        parts = inside.split("<parameter=", MAX_ARGUMENTS + 1)[1:]
-        if len(parts) > MAX_ARGUMENTS:
-            return ToolCall(name, {}, f"a call may have {MAX_ARGUMENTS} parameters, this has more")
-        for part in parts:
-            key, opened, value = part.partition(">")
-            value, ended, _ = value.partition("</parameter>")
-            if not opened or not ended:
-                return ToolCall(name, {}, "a parameter must be <parameter=name>value</parameter>")
+        error: str | None = None
+        value_end = LOOSE_VALUE_END if tagged is None else VALUE_END
+        for _ in range(MAX_ARGUMENTS + 1):
+            opened = PARAMETER.match(text, position)
+            if opened is None:
+                break
+            closed = value_end.search(text, opened.end())
+            if closed is None:
+                return ToolCall(name, {}, "a parameter must be <parameter=name>value</parameter>"), len(text)
+            key, value, position = opened.group(1), text[opened.end() : closed.start()], closed.end()
             if key in arguments:
-                return ToolCall(name, {}, f"the parameter {key!r} is given twice")
-            text = value.removeprefix("\n").removesuffix("\n")
-            arguments[key] = typed(text, schema.get("properties", {}).get(key, {"type": "string"}))
-        return ToolCall(name, arguments)
+                error = error or f"the parameter {key!r} is given twice"
+            if UNCLOSED.search(value):
+                error = error or f"the parameter {key!r} must be closed by </parameter> before the next tag begins"
+            arguments[key] = typed(value, properties_of(schema).get(key, {"type": "string"}), schema)
+        else:
+            return ToolCall(name, {}, f"a call may have {MAX_ARGUMENTS} parameters, this has more"), len(text)
+        ended = FUNCTION_END.match(text, position)
+        if ended is None:
+            error = error or "a call must be closed by </function>, with nothing but <parameter=name> tags before it"
+        end = len(text) if ended is None else ended.end()
+        return ToolCall(name, {} if error else arguments, error), end
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -77,7 +109,11 @@ class Qwen3Coder(ToolCallParser):
 
 @final
 class Llama3(ToolCallParser):
-    """The turn is JSON with "name" and "parameters", or code, after <|python_tag|> or without it."""
+    """JSON with "name" and "parameters", or `name.call(…)`, after <|python_tag|> or without it.
+
+    Several are separated by semicolons or lines; prose may stand before them. A turn that is nothing
+    but `[name(key=value), …]`, as Llama 3.2 was taught, is read as calls of the tools on offer.
+    """
 
     name = "llama3"
     marks = ((PYTHON_TAG, "\0"), ('{"', "}"))
@@ -86,16 +122,16 @@ class Llama3(ToolCallParser):
         return json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False)
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+        if (listed := LISTED.fullmatch(text.strip())) and parameters_of(listed.group(1), tools) is not None:
+            return "", code_calls(PythonReader(listed.group()), tools)
         before, tag, after = text.partition(PYTHON_TAG)
-        payload = (after if tag else text).strip()
-        if payload.startswith("{") and (tag or '"name"' in payload):
-            return (before if tag else ""), [_object_call(item) for item in _objects(payload)]
-        if not tag:
-            return text, []
-        name, dot, arguments = payload.partition(".call(")
-        if dot and FUNCTION_NAME.fullmatch(name) and arguments.endswith(")"):
-            return before, [read_arguments(name, arguments[:-1].strip(), tools)]
-        return before, [broken_call(f"after {PYTHON_TAG} there must be a JSON object or name.call(...)")]
+        if tag and not untagged_calls(before, tools)[1]:
+            return before, _tagged(after, tools)
+        rest, calls = untagged_calls(text, tools)
+        before, tag, after = rest.partition(PYTHON_TAG)
+        if tag and calls and after.replace(PYTHON_TAG, "").strip(" ;\n\t"):
+            return before, [broken_call(f"after {PYTHON_TAG} there must be calls and nothing else")]
+        return before + after, calls
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -109,25 +145,39 @@ class Gemma(ToolCallParser):
     """Python calls in ```tool_code blocks or as `[name(key=value)]` and nothing else (Gemma 3), or
     `call:name{key:value}` in tags (FunctionGemma).
 
+    Where a block ends is told by its code, not by a fence inside a text; after a block with an error
+    nothing more of the turn is read.
+
     Source: ai.google.dev/gemma/docs, function calling.
     """
 
     name = "gemma"
-    marks = (("```tool_code", "\n```"), ("<start_function_call>", "<end_function_call>"))
+    marks = ((TOOL_CODE, "\n```"), ("<start_function_call>", "<end_function_call>"))
 
     def render(self, call: ToolCall) -> str:
-        return f"```tool_code\n{call.name}({keyword_text(call.arguments)})\n```"
+        arguments = ", ".join(f"{name}={literal(value)}" for name, value in call.arguments.items())
+        return f"{TOOL_CODE}\n{call.name}({arguments})\n```"
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        if "<start_function_call>" in text:
-            rest, bodies = between(text, "<start_function_call>", "<end_function_call>")
-            return rest, [read_function_gemma(body.strip(), tools) for body in bodies]
-        listed = text.strip()
-        if listed.startswith("[") and listed.endswith(")]") and CODE_CALL.match(listed):
-            return "", _code_calls(listed, tools)
-        rest, blocks = between(text, "```tool_code", "```")
-        calls = [call for block in blocks for call in _code_calls(block, tools)]
-        return rest, calls
+        if LISTED.fullmatch(listed := text.strip()):
+            return "", code_calls(PythonReader(listed), tools)
+        fenced = text.find(TOOL_CODE)
+        if 0 <= text.find(OPENING) < (fenced if fenced >= 0 else len(text)):
+            return function_gemma_calls(text, tools)
+        rest: list[str] = []
+        calls: list[ToolCall] = []
+        begin, reader = 0, PythonReader(text)
+        while len(calls) <= MAX_CALLS and (start := text.find(TOOL_CODE, begin)) >= 0:
+            rest.append(text[begin:start])
+            reader.position = start + len(TOOL_CODE)
+            calls += code_calls(reader, tools)
+            if any(call.error for call in calls):
+                return "".join(rest), calls
+            end = text.find("```", reader.position)
+            begin = len(text) if end < 0 else end + len("```")
+        if len(calls) <= MAX_CALLS:
+            rest.append(text[begin:])
+        return "".join(rest), calls
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -136,48 +186,33 @@ class Gemma(ToolCallParser):
         )
 
 
-def _objects(payload: str) -> list[tuple[Any, str | None]]:
-    """JSON objects that follow each other, separated by semicolons: (value, what is wrong)."""
-    whole, error = read_json(payload)
-    if error is None:
-        return [(whole, None)]
-    pieces = re.split(r"\}[ \n]?;[ \n]?(?=\{)", payload, maxsplit=MAX_CALLS)
-    return [read_json(piece + ("}" if index < len(pieces) - 1 else "")) for index, piece in enumerate(pieces)]
-
-
-def _object_call(item: tuple[Any, str | None]) -> ToolCall:
-    value, error = item
-    return call_from_value(value) if error is None else broken_call(error)
-
-
-def _code_calls(block: str, tools: Sequence[ToolSpec]) -> list[ToolCall]:
-    """Calls in a block of code: on lines of their own, inside print(...), or in a list, [a(), b()]."""
-    code = block.strip()
+def _tagged(text: str, tools: Sequence[ToolSpec]) -> list[ToolCall]:
+    """The calls behind <|python_tag|>, to the end of the turn."""
+    wrong = broken_call(f"after {PYTHON_TAG} there must be a JSON object or name.call(...)")
     calls: list[ToolCall] = []
-    begin = 0
-    for _ in range(MAX_CODE_LINES):
-        found = CODE_CALL.match(code, begin)
-        if found is not None and len(calls) <= MAX_CALLS:
-            end = closing_bracket(code, found.end() - 1, len(code))
-            calls.append(_code_call(found.group(1), None if end is None else code[found.end() : end], tools))
-            begin = len(code) if end is None else end + 1
-            continue
-        line_end = code.find("\n", begin)
-        if line_end < 0:
-            break
-        begin = line_end + 1
-    return calls or [broken_call("a tool_code block must contain a call, name(argument=value)")]
+    json_reader, reader = JSONReader(), PythonReader(text, _between(text, 0))
+    while reader.position < len(text) and len(calls) <= MAX_CALLS:
+        method = METHOD_CALL.match(text, reader.position)
+        if text[reader.position] == "{":
+            value, reader.position, error = json_reader.read(text, reader.position)
+            calls.append(call_from_value(value) if error is None else broken_call(error))
+        elif method is None:
+            return [wrong]
+        else:
+            reader.position = method.end()
+            call, error = python_call(reader, method.group(1))
+            calls.append(bound(method.group(1), call, tools) if error is None else ToolCall(method.group(1), {}, error))
+        if calls[-1].error is not None:
+            return calls
+        reader.position = _between(text, reader.position)
+    return calls
 
 
-def _code_call(name: str, arguments: str | None, tools: Sequence[ToolSpec]) -> ToolCall:
-    if arguments is None:
-        return ToolCall(name, {}, "the closing ')' of the call is missing")
-    return _positional(read_arguments(name, arguments.strip().removesuffix(","), ()), tools)
+def _between(text: str, position: int) -> int:
+    found = BETWEEN_CALLS.match(text, position)
+    assert found is not None
+    return found.end()
 
 
-def _positional(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall:
-    """The call with a lone argument under the name that its tool gives it."""
-    known = next((tool.parameters.get("properties", {}) for tool in tools if tool.name == call.name), {})
-    if list(call.arguments) == ["input"] and "input" not in known and len(known) >= 1:
-        return ToolCall(call.name, {next(iter(known)): call.arguments["input"]}, call.error)
-    return call
+def _skip(text: str, position: int) -> int:
+    return position + len(text[position : position + 16]) - len(text[position : position + 16].lstrip())

@@ -1,25 +1,19 @@
 """The syntaxes in which models call tools: described, parsed and written; no input raises."""
 
 import abc
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
-from agentlab.chat.described import signatures as signatures
-from agentlab.chat.examples import example_call as example_call
+from agentlab.chat.described import signatures
+from agentlab.chat.examples import example_call
+from agentlab.chat.json_calls import MAX_CALLS, broken_call, tagged_calls, untagged_calls
 from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from agentlab.types import ToolCall, ToolSpec
 
-MAX_CALLS = 64
-"""Calls of one turn that are read; what a turn says beyond them is one call with an error."""
-MAX_ARGUMENTS = 64
-"""Arguments of one call that is not JSON."""
 MAX_REASONING = 64
 """Parts of reasoning of one turn that are told apart; after them all up to the last </think> is one."""
-MAX_JSON_OBJECTS = 4096
-"""Objects that the JSON of one call may hold."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,11 @@ class ToolCallParser(abc.ABC):
                 its reasoning do not count.
             tools: The tools on offer. Syntaxes that leave out names or types need them.
         """
-        reasoning, said = split_reasoning(text, self.marks)
-        rest, calls = self._find(said, tools)
+        reasoning, said = leading_thought(text)
+        rest, calls = self._find(said, tools) if has_tags(said) else ("", [])
+        if not 0 < len(calls) <= MAX_CALLS or has_tags(rest):  # else all tags that remain stand in arguments
+            reasoning, said = split_reasoning(text, self.marks)
+            rest, calls = self._find(said, tools)
         if len(calls) > MAX_CALLS:
             calls = [*calls[:MAX_CALLS], broken_call(f"a turn may make {MAX_CALLS} calls; the others were not run")]
         return ParsedResponse(rest.strip(), tuple(calls), reasoning)
@@ -87,8 +84,7 @@ class Hermes(ToolCallParser):
         return f"<tool_call>\n{call_json(call)}\n</tool_call>"
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        rest, payloads = between(text, "<tool_call>", "</tool_call>")
-        return rest, [call_from_json(payload) for payload in payloads]
+        return tagged_calls(text, "<tool_call>", "</tool_call>")
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -99,7 +95,7 @@ class Hermes(ToolCallParser):
 
 @final
 class JSONCalls(ToolCallParser):
-    """The whole turn is a JSON object with "name" and "arguments", or a list of them, perhaps fenced."""
+    """JSON objects with "name" and "arguments", or a list of them, perhaps fenced or after prose."""
 
     name = "json"
     marks = (('{"', "}"),)
@@ -108,16 +104,7 @@ class JSONCalls(ToolCallParser):
         return call_json(call)
 
     def _find(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
-        payload = unfenced(text.strip())
-        if not payload.startswith(("{", "[")):
-            return text, []
-        value, error = read_json(payload)
-        if error is not None:
-            return ("", [broken_call(error)]) if '"name"' in payload else (text, [])
-        items = value if isinstance(value, list) else [value]
-        if not items or not all(isinstance(item, dict) and "name" in item for item in items):
-            return text, []
-        return "", [call_from_value(item) for item in items]
+        return untagged_calls(text, tools)
 
     def _describe(self, tools: Sequence[ToolSpec]) -> str:
         return (
@@ -127,6 +114,17 @@ class JSONCalls(ToolCallParser):
 
 
 # -- parts that syntaxes share --------------------------------------------------------------------
+
+
+def leading_thought(text: str) -> tuple[str, str]:
+    """The thought in tags that a turn begins with, if it does and closes it, and what follows."""
+    inside, closed, after = text.lstrip().removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+    return (inside.strip(), after) if closed and text.lstrip().startswith(THINK_OPEN) else ("", text)
+
+
+def has_tags(text: str) -> bool:
+    """Whether a text opens or closes reasoning."""
+    return THINK_OPEN in text or THINK_CLOSE in text
 
 
 def split_reasoning(text: str, marks: Sequence[tuple[str, str]] = ()) -> tuple[str, str]:
@@ -162,91 +160,6 @@ def _is_inside(place: int, text: str, marks: Sequence[tuple[str, str]]) -> bool:
     return any(text.rfind(opening, 0, place) > text.rfind(closing, 0, place) for opening, closing in marks)
 
 
-def between(text: str, opening: str, closing: str) -> tuple[str, list[str]]:
-    """The text without what stands between tags, and what does; a tag left open reaches to the next.
-
-    Of more than `MAX_CALLS` payloads only one more is read.
-    """
-    rest: list[str] = []
-    payloads: list[str] = []
-    begin = 0
-    start = text.find(opening)
-    while start >= 0 and len(payloads) <= MAX_CALLS:
-        rest.append(text[begin:start])
-        start += len(opening)
-        following = text.find(opening, start)
-        limit = following if following >= 0 else len(text)
-        closed = text.find(closing, start, limit)
-        payloads.append(text[start : closed if closed >= 0 else limit])
-        begin = closed + len(closing) if closed >= 0 else limit
-        start = following
-    if len(payloads) <= MAX_CALLS:
-        rest.append(text[begin:])
-    return "".join(rest), payloads
-
-
-def unfenced(text: str) -> str:
-    """The inside of a text that is one Markdown code block; other text as it is."""
-    if not text.startswith("```"):
-        return text
-    return text.partition("\n")[2].strip().removesuffix("```").strip()
-
-
-def call_from_json(payload: str) -> ToolCall:
-    """The call that a JSON text holds."""
-    value, error = read_json(payload.strip())
-    return broken_call(error) if error is not None else call_from_value(value)
-
-
-def call_from_value(value: Any) -> ToolCall:
-    """The call that a JSON value holds: an object with "name" and "arguments" (or "parameters")."""
-    if not isinstance(value, dict):
-        return broken_call(f"a tool call must be a JSON object, got {type(value).__name__}")
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        return broken_call('a tool call must have a text under "name"')
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(arguments, dict):
-        shown = "null" if arguments is None else type(arguments).__name__
-        return ToolCall(name, {}, f'"arguments" must be a JSON object, got {shown}')
-    return ToolCall(name, arguments)
-
-
-def broken_call(error: str) -> ToolCall:
-    """A call of which not even the name can be read."""
-    return ToolCall("", {}, error)
-
-
-def read_json(text: str) -> tuple[Any, str | None]:
-    """The value of a JSON text, or what is wrong with it."""
-    if not text:
-        return None, "the tool call is empty"
-    if text.count("{") > MAX_JSON_OBJECTS:
-        return None, f"the JSON holds more than {MAX_JSON_OBJECTS} objects"
-    try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates), None
-    except RecursionError:
-        return None, "the JSON is nested too deeply"
-    except ValueError as error:
-        return None, f"the JSON of the tool call cannot be read: {error!s:.120}"
-
-
-def _no_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON value")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key is given twice")
-    return made
-
-
 def call_json(call: ToolCall) -> str:
     """The call as a JSON object."""
     return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-
-
-def with_error(call: ToolCall, error: str) -> ToolCall:
-    """The call, marked as one that cannot be run."""
-    return dataclasses.replace(call, error=error)
