@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agentlab.bench import written
+from agentlab.chat import opened_thought
 from agentlab.chat.literals import Malformed, literal, python_value, unescape
 from agentlab.chat.syntaxes import PARSERS
 from agentlab.chat.typed import typed
@@ -17,7 +18,7 @@ from agentlab.types import ToolCall, ToolSpec
 
 FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "tool_calls.json").read_text())
 TOOLS = tuple(ToolSpec(tool["name"], "", tool["parameters"]) for tool in FIXTURE["tools"])
-CASES = [case for case in FIXTURE["cases"] if case["prompt_end"] == ""]
+CASES = FIXTURE["cases"]
 OSLO = ToolCall("get_weather", {"city": "Oslo"})
 
 nasty_text = st.lists(st.sampled_from(written.FRAGMENTS) | st.text(max_size=4), max_size=6).map("".join)
@@ -40,7 +41,7 @@ def calls_of(name, text):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['parser']}: {case['why']}")
 def test_the_stored_cases_are_read_as_they_are_meant(case):
-    parsed = PARSERS[case["parser"]].parse(case["text"], TOOLS)
+    parsed = PARSERS[case["parser"]].parse(opened_thought(case["prompt_end"]) + case["text"], TOOLS)
     assert list(parsed.calls) == [ToolCall(call["name"], call["arguments"]) for call in case["right"]["calls"]]
     assert parsed.text == case["right"].get("text", parsed.text)
     assert parsed.reasoning == case["right"].get("reasoning", "")
