@@ -1,6 +1,8 @@
 """Arguments of tools held against JSON schemas, and schemas that are none refused."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,7 @@ def test_valid_arguments_are_taken_and_invalid_ones_refused_by_name(case):
         ({"shpe": None}, "has no argument 'shpe'. Did you mean 'shape'?"),
         ({"shape": float("inf")}, "the arguments must be JSON"),
         ({"shape": object()}, "the arguments must be JSON"),
-        ({"shape": "\ud800"}, "half of a surrogate pair"),
+        ({"shape": "\ud800"}, "shape must be an object or null, got text"),
     ],
 )
 def test_a_refusal_names_where_it_is_and_what_is_wanted(arguments, says):
@@ -175,3 +177,14 @@ def test_a_spec_always_names_every_argument_and_can_be_made_of_itself_again():
     maybe = {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]}}, "$defs": schema["$defs"]}
     assert ToolSpec("f", "", maybe).parameters["properties"]["a"]["anyOf"][0] == {"type": "string", "enum": ["x"]}
     assert ToolSpec("f", "", {}).parameters == {"type": "object", "properties": {}, "required": []}
+
+
+def test_validators_are_imported_only_when_a_tool_is_made():
+    program = (
+        "import sys, agentlab, agentlab.tools, agentlab.agents, agentlab.environments\n"
+        "print({'pydantic', 'jsonschema_rs', 'jsonschema', 'docstring_parser', 'rstr'} & set(sys.modules))\n"
+        "agentlab.tools.as_tools({'c': agentlab.tools.Calculator})\n"
+        "print({'pydantic', 'jsonschema', 'rstr'} & set(sys.modules))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["set()", "{'pydantic'}"]
