@@ -49,8 +49,11 @@ def tool_schema(schema: Any) -> dict[str, Any]:
     kinds = top.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise ConfigError(f"arguments are an object, but the schema says type {json.dumps(kinds)}.")
-    named = {**root, "type": "object", "properties": argument_schemas(root, root)}
-    return {**named, "required": top.get("required", [])}
+    properties = argument_schemas(root, root)
+    behind = argument_schemas({key: part for key, part in root.items() if key != "properties"}, root)
+    own = root.get("properties", {})  # where it only repeats what stands behind, it was put there by this function
+    properties |= {name: part for name, part in own.items() if name in behind and part == behind[name]}
+    return {**root, "type": "object", "properties": properties, "required": top.get("required", [])}
 
 
 def without_nulls(schema: Any, depth: int = 0) -> Any:

@@ -88,9 +88,8 @@ class SchemaWords:
         """All arguments, separated by commas."""
         full = expanded(self._root, self._root)
         choices = argument_schemas({key: part for key, part in full.items() if key != "properties"}, self._root)
-        shown = {
-            name: part for name, part in full["properties"].items() if name not in choices or part != choices[name]
-        }
+        properties = self._root["properties"].items()
+        shown = {name: part for name, part in properties if name not in choices or part != choices[name]}
         return ", ".join(self._fields({**full, "properties": shown}, ""))
 
     def type_of(self, schema: Any, path: str) -> str:

@@ -94,7 +94,7 @@ class ExampleMaker:
         Raises:
             Endless: they would have no end.
         """
-        made = self._made({**self._root, "properties": expanded(self._root, self._root).get("properties", {})})
+        made = self._made(self._root)
         if made or not self._root["properties"]:
             return made
         name, schema = next(iter(self._root["properties"].items()))
