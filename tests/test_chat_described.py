@@ -105,15 +105,15 @@ def test_every_kind_of_schema_has_its_words(schema, words):
 
 def test_defaults_are_told_and_long_ones_cut():
     schema = {"properties": {"a": {"default": 3}, "b": {"default": None}, "c": {"default": "x" * 500}, "d": {}}}
-    told = arguments(schema, required=["b"])
-    assert told.startswith("a: any = 3, b: any = null (required), c: any = ")
-    assert told.endswith("…, d: any (optional)") and len(told) < 200
+    shown = arguments(schema, required=["b"])
+    assert shown.startswith("a: any = 3, b: any = null (required), c: any = ")
+    assert shown.endswith("…, d: any (optional)") and len(shown) < 200
 
 
 def test_descriptions_of_nested_fields_stand_under_their_paths():
     edit = {"type": "object", "description": "One\n  edit.", "properties": {"old": {"description": "What is there."}}}
-    told = signatures([ToolSpec("f", "Edit.", {"properties": {"edits": {"type": "array", "items": edit}}})])
-    assert told.splitlines() == [
+    shown = signatures([ToolSpec("f", "Edit.", {"properties": {"edits": {"type": "array", "items": edit}}})])
+    assert shown.splitlines() == [
         "- f(edits: array of {old: any (optional)} (optional)): Edit.",
         "  edits[]: One edit.",
         "  edits[].old: What is there.",
@@ -137,8 +137,8 @@ def test_definitions_that_double_at_every_level_are_told_in_a_line():
         f"D{n}": {"type": "object", "properties": {k: {"$ref": f"#/$defs/D{n + 1}"} for k in ("a", "b")}}
         for n in range(40)
     }
-    told = of({"$ref": "#/$defs/D0"}, **{"$defs": {**defs, "D40": {"type": "null"}}})
-    assert len(told) < 3000 and "D39 {a: null" in told
+    shown = of({"$ref": "#/$defs/D0"}, **{"$defs": {**defs, "D40": {"type": "null"}}})
+    assert len(shown) < 3000 and "D39 {a: null" in shown
 
 
 def test_what_is_too_large_to_be_told_is_refused():
@@ -298,10 +298,10 @@ def test_any_schema_is_told_with_every_field_and_its_example_is_valid(schema):
     properties = [part["properties"] for part in parts_of(schema) if "properties" in part]
     assume(len(properties) < 60)
     spec = ToolSpec("f", "Does.", schema)
-    told = signatures([spec])
-    words = set(re.findall(r"\w+", told))
+    shown = signatures([spec])
+    words = set(re.findall(r"\w+", shown))
     assert fields_of(schema) <= words
-    assert len(told) < 200 * (20 + sum(1 for _ in parts_of(schema)))
+    assert len(shown) < 200 * (20 + sum(1 for _ in parts_of(schema)))
     check_arguments("f", schema, example_call(spec).arguments)
     again = ToolSpec("f", "Does.", spec.parameters)
     assert again.parameters == spec.parameters
@@ -319,7 +319,7 @@ def places_in(value, path=()):
 def test_a_call_in_which_one_value_is_another_is_taken_or_refused_in_words_that_name_the_place(schema, data):
     spec = ToolSpec("f", "Does.", schema)
     call = json.loads(json.dumps(example_call(spec).arguments))
-    *path, last = data.draw(st.sampled_from([place for place in places_in(call) if place] or [("new",)]))
+    *path, last = data.draw(st.sampled_from([one for one in places_in(call) if one] or [("new",)]))
     target = call
     for word in path:
         target = target[word]

@@ -60,7 +60,7 @@ def test_a_function_is_a_tool_with_the_schema_of_its_signature():
         "price": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
         "beds": {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}], "default": None},
         "board": {"type": "string", "enum": ["none", "half", "full"], "default": "none"},
-        "extra": {"anyOf": [{"type": "object", "additionalProperties": True}, {"type": "null"}], "default": None},
+        "extra": {"anyOf": [{"type": "object"}, {"type": "null"}], "default": None},
     }
 
 

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import math
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -78,7 +80,7 @@ def test_valid_arguments_are_taken_and_invalid_ones_refused_by_name(case):
         ({"shpe": None}, "has no argument 'shpe'. Did you mean 'shape'?"),
         ({"shape": float("inf")}, "the arguments must be JSON"),
         ({"shape": object()}, "the arguments must be JSON"),
-        ({"shape": "\ud800"}, "half of a surrogate pair"),
+        ({"shape": "\ud800"}, "shape must be an object or null, got text"),
     ],
 )
 def test_a_refusal_names_where_it_is_and_what_is_wanted(arguments, says):
@@ -245,3 +247,14 @@ def test_a_schema_of_junk_is_refused_by_name_or_can_be_told_and_held_against_cal
         with contextlib.suppress(ToolError):
             check_arguments("mine", spec.parameters, {"x": 1})
     assert words.startswith("Tool 'mine': ")
+
+
+def test_validators_are_imported_only_when_a_tool_is_made():
+    program = (
+        "import sys, agentlab, agentlab.tools, agentlab.agents, agentlab.environments\n"
+        "print({'pydantic', 'jsonschema_rs', 'jsonschema', 'docstring_parser', 'rstr'} & set(sys.modules))\n"
+        "agentlab.tools.as_tools({'c': agentlab.tools.Calculator})\n"
+        "print({'pydantic', 'jsonschema', 'rstr'} & set(sys.modules))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["set()", "{'pydantic'}"]

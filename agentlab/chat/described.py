@@ -80,18 +80,17 @@ class SchemaWords:
         self.notes: list[str] = []
         self._tool, self._root = tool, tool.parameters
         self._uses = collections.Counter(str(part["$ref"]) for part in parts_of(self._root) if "$ref" in part)
-        self._told = {"#"}
+        self._spelled = {"#"}
         self._open = ["#"]
         self._num_parts = 0
 
     def arguments(self) -> str:
         """All arguments, separated by commas."""
-        whole = expanded(self._root, self._root)
-        choices = argument_schemas({key: part for key, part in whole.items() if key != "properties"}, self._root)
-        told = {
-            name: part for name, part in whole["properties"].items() if name not in choices or part != choices[name]
-        }
-        return ", ".join(self._fields({**whole, "properties": told}, ""))
+        full = expanded(self._root, self._root)
+        choices = argument_schemas({key: part for key, part in full.items() if key != "properties"}, self._root)
+        properties = self._root["properties"].items()
+        shown = {name: part for name, part in properties if name not in choices or part != choices[name]}
+        return ", ".join(self._fields({**full, "properties": shown}, ""))
 
     def type_of(self, schema: Any, path: str) -> str:
         """What a value may be, in one line."""
@@ -101,18 +100,18 @@ class SchemaWords:
                 f"Tool {self._tool.name!r}: its arguments have more than {MAX_PARTS} parts, too many to be told. "
                 "Offer a tool with a smaller schema."
             )
-        whole = expanded(schema, self._root)
-        self._note(path, whole)
-        names = references_of(schema) if is_compound(whole) else []
+        full = expanded(schema, self._root)
+        self._note(path, full)
+        names = references_of(schema) if is_compound(full) else []
         pure = len(names) == 1 and not _without(schema, names)
-        again = [name for name in names if name in (self._told if pure else self._open)]
+        again = [name for name in names if name in (self._spelled if pure else self._open)]
         if again:
             rest = _without(schema, again)
             more = [self._text(expanded(rest, self._root), path)] if rest else []
             return " and ".join([*map(_last, again), *more])
-        self._told.update(names if pure else ())
+        self._spelled.update(names if pure else ())
         self._open += names
-        text = self._text(whole, path)
+        text = self._text(full, path)
         del self._open[len(self._open) - len(names) :]
         return f"{_last(names[0])} {text}" if pure and self._uses[names[0]] > 1 else text
 
@@ -147,8 +146,8 @@ class SchemaWords:
         base = {key: schema[key] for key in ("type", *OBJECT_WORDS, *ARRAY_WORDS) if key in schema}
         texts = []
         for variant in group:
-            whole = expanded(variant, self._root)
-            adds_to_base = base and not {"type", "const", "enum"} & whole.keys()
+            full = expanded(variant, self._root)
+            adds_to_base = base and not {"type", "const", "enum"} & full.keys()
             texts.append(self.type_of({"allOf": [variant, base]} if adds_to_base else variant, path))
         return " | ".join(dict.fromkeys(texts)) or " | ".join(kinds)
 
@@ -197,28 +196,28 @@ class SchemaWords:
         """One alternative of an object; one that was told before is only named."""
         self._num_parts += 1
         names = references_of(part)
-        if names and all(name in self._told for name in names):
+        if names and all(name in self._spelled for name in names):
             return {"required": [f"as {' and '.join(map(_last, names))}"]}
-        self._told.update(names)
-        whole = expanded(part, self._root)
-        own = whole.get("properties", {})
-        return {**whole, "required": [*whole.get("required", ()), *(set(schema.get("required", ())) & own.keys())]}
+        self._spelled.update(names)
+        full = expanded(part, self._root)
+        own = full.get("properties", {})
+        return {**full, "required": [*full.get("required", ()), *(set(schema.get("required", ())) & own.keys())]}
 
     def _field(self, name: str, schema: Any, required: bool, prefix: str) -> str:
         text = f"{name}: {self.type_of(schema, f'{prefix}{name}')}"
-        whole = expanded(schema, self._root)
-        if "default" not in whole:
+        full = expanded(schema, self._root)
+        if "default" not in full:
             return text if required else f"{text} (optional)"
-        default = _json(whole["default"])
+        default = _json(full["default"])
         default = default if len(default) <= MAX_DEFAULT else f"{default[:MAX_DEFAULT]}…"
         return f"{text} = {default}{' (required)' if required else ''}"
 
     def _limits(self, schema: Schema) -> list[str]:
         fixed = len(schema.get("prefixItems", ()))  # as many items as are spelled out need no other word
-        told = [
+        shown = [
             key for key in LIMITS if key in schema and not (fixed and schema[key] == fixed and key.endswith("Items"))
         ]
-        limits = [LIMITS[key].format(schema[key]) for key in told]
+        limits = [LIMITS[key].format(schema[key]) for key in shown]
         limits += ["all different"] if schema.get("uniqueItems") else []
         if isinstance(names := schema.get("propertyNames"), Mapping) and names:
             limits.append(f"keys are {self.type_of(names, '')}")

@@ -94,7 +94,7 @@ class ExampleMaker:
         Raises:
             Endless: they would have no end.
         """
-        made = self._made({**self._root, "properties": expanded(self._root, self._root).get("properties", {})})
+        made = self._made(self._root)
         if made or not self._root["properties"]:
             return made
         name, schema = next(iter(self._root["properties"].items()))
@@ -117,39 +117,37 @@ class ExampleMaker:
             del self._open[len(self._open) - len(names) :]
 
     def _made(self, schema: Any) -> Any:
-        whole = expanded(schema, self._root)
-        examples = whole.get("examples")
+        full = expanded(schema, self._root)
+        examples = full.get("examples")
         if self._given and isinstance(examples, list) and examples:
             return examples[0]
-        if "const" in whole:
-            return whole["const"]
-        if self._given and whole.get("default") is not None:
-            return whole["default"]
-        if whole.get("enum"):
-            return whole["enum"][self._choice % len(whole["enum"])]
-        if whole.get("not") == {}:
+        if "const" in full:
+            return full["const"]
+        if self._given and full.get("default") is not None:
+            return full["default"]
+        if full.get("enum"):
+            return full["enum"][self._choice % len(full["enum"])]
+        if full.get("not") == {}:
             raise Endless
-        groups = alternatives(whole)
+        groups = alternatives(full)
         for shift in range(max(map(len, groups), default=0)):
             with contextlib.suppress(Endless):  # then the next alternative
-                return self.value(self._chosen(whole, self._choice + shift))
+                return self.value(self._chosen(full, self._choice + shift))
         if groups:
             raise Endless
-        return self._of_kind(self._conditioned(whole))
+        return self._of_kind(self._conditioned(full))
 
-    def _chosen(self, whole: Schema, choice: int) -> dict[str, Any]:
+    def _chosen(self, full: Schema, choice: int) -> dict[str, Any]:
         """A schema with one of its alternatives."""
-        chosen = [group[choice % len(group)] for group in alternatives(whole)]
-        return {
-            "allOf": [*chosen, {key: part for key, part in whole.items() if key not in ("anyOf", "oneOf", "allOf")}]
-        }
+        chosen = [group[choice % len(group)] for group in alternatives(full)]
+        return {"allOf": [*chosen, {key: part for key, part in full.items() if key not in ("anyOf", "oneOf", "allOf")}]}
 
-    def _conditioned(self, whole: Schema) -> dict[str, Any]:
+    def _conditioned(self, full: Schema) -> dict[str, Any]:
         """A schema with what one of its conditions asks for."""
-        if "if" not in whole:
-            return dict(whole)
-        plain = {key: part for key, part in whole.items() if key not in CONDITIONS}
-        parts = [whole["else"]] if self._choice % 2 and "else" in whole else [whole["if"], whole.get("then", True)]
+        if "if" not in full:
+            return dict(full)
+        plain = {key: part for key, part in full.items() if key not in CONDITIONS}
+        parts = [full["else"]] if self._choice % 2 and "else" in full else [full["if"], full.get("then", True)]
         return expanded({"allOf": [*parts, plain]}, self._root)
 
     def _of_kind(self, schema: Schema) -> Any:
@@ -163,7 +161,7 @@ class ExampleMaker:
         if kind == "array":
             return self._list(schema)
         if kind in ("integer", "number"):
-            return number(schema, whole=kind == "integer")
+            return number(schema, is_whole=kind == "integer")
         return {"string": text_of(schema), "boolean": True, "null": None}.get(kind, "...")
 
     def _object(self, schema: Schema) -> dict[str, Any]:
@@ -211,22 +209,22 @@ def distinct(values: Sequence[Any]) -> list[Any]:
     return made
 
 
-def number(schema: Schema, *, whole: bool) -> float:
+def number(schema: Schema, *, is_whole: bool) -> float:
     """A number within the schema's limits: 1 or 1.5 where they allow it."""
     limits = {key: schema[key] for key in NUMBER_LIMITS if type(schema.get(key)) in (int, float)}
     above, below = limits.get("exclusiveMinimum", -math.inf), limits.get("exclusiveMaximum", math.inf)
     low = max(limits.get("minimum", -math.inf), above)
     high = min(limits.get("maximum", math.inf), below)
-    step = limits.get("multipleOf") or (1 if whole else 0)
-    tried = [1 if whole else 1.5, low, high, low + 1, high - 1, (low + high) / 2]
+    step = limits.get("multipleOf") or (1 if is_whole else 0)
+    tried = [1 if is_whole else 1.5, low, high, low + 1, high - 1, (low + high) / 2]
     if step:
         around = [bound / step for bound in (low, high, 1) if math.isfinite(bound)]
         tried += [(math.floor(bound) + n) * step for bound in around for n in (0, 1, -1, 2)]
     for value in tried:
         fits = math.isfinite(value) and low <= value <= high and above < value < below
         if fits and not (step and value % step):
-            return int(value) if whole else value
-    return int(tried[0]) if whole else tried[0]
+            return int(value) if is_whole else value
+    return int(tried[0]) if is_whole else tried[0]
 
 
 def text_of(schema: Schema) -> str:

@@ -16,20 +16,20 @@ TYPED_FIELD = re.compile(r"^(:(?:param|parameter|arg|argument|key|keyword))\s[^:
 def description_of(docstring: str) -> str:
     """A docstring without what it says of the arguments, and without what follows that."""
     text = inspect.cleandoc(docstring)
-    found = SECTION.search(text)
-    return text[: found.start()].strip() if found else text.strip()
+    section = SECTION.search(text)
+    return text[: section.start()].strip() if section else text.strip()
 
 
 def argument_descriptions(docstring: str) -> dict[str, str]:
     """What a docstring says about each parameter, without its type."""
     text = inspect.cleandoc(docstring)
-    found = SECTION.search(text)
-    if found is None:
+    section = SECTION.search(text)
+    if section is None:
         return {}
     import docstring_parser
 
     # The parser wants a summary first, and knows neither "Keyword Args:" nor types of several words.
-    rest = KEYWORD_HEAD.sub("Args:", TYPED_FIELD.sub(r"\1 \2:", text[found.start() :]))
+    rest = KEYWORD_HEAD.sub("Args:", TYPED_FIELD.sub(r"\1 \2:", text[section.start() :]))
     try:
         parsed = docstring_parser.parse(f"Summary.\n\n{rest}")
     except docstring_parser.ParseError:

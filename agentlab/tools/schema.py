@@ -74,11 +74,8 @@ def check_arguments(name: str, schema: Mapping[str, Any], arguments: Mapping[str
     rules = _rules(json_text(schema))
     try:
         text = json.dumps(arguments, allow_nan=False, ensure_ascii=False)
-        text.encode()
-        given = json.loads(text)
+        given = json.loads(text.encode(errors="replace"))  # the validator takes no half of a surrogate pair
         errors = list(rules.validator.iter_errors(given))
-    except UnicodeEncodeError as error:
-        raise ToolError(f"{name}: a text holds half of a surrogate pair, which is no character.") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolError(f"{name}: the arguments must be JSON, but {error}.") from error
     properties = rules.schema["properties"]
@@ -96,8 +93,8 @@ def check_arguments(name: str, schema: Mapping[str, Any], arguments: Mapping[str
 @functools.lru_cache(512)
 def _rules(text: str) -> Rules:
     schema = tool_schema(json.loads(text))
-    whole = expanded(schema, schema)
-    is_open = any(whole.get(word, False) is not False for word in OPEN)
+    full = expanded(schema, schema)
+    is_open = any(full.get(word, False) is not False for word in OPEN)
     return Rules(schema, compiled(json_text(schema)), is_open)
 
 
@@ -106,13 +103,13 @@ def _telling(errors: Sequence[Any]) -> Any:
     error = errors[0]
     if error.kind.name not in ("anyOf", "oneOf"):
         return error
-    place = list(error.instance_path)
+    path = list(error.instance_path)
     meant = (
-        [branch for branch in error.kind.context if branch and not _is_other_kind(branch, place)]
+        [branch for branch in error.kind.context if branch and not _is_other_kind(branch, path)]
         if _fits_none(error)
         else []
     )
-    if not meant or all(_is_missing(branch, place) for branch in meant):
+    if not meant or all(_is_missing(branch, path) for branch in meant):
         return error
     return _telling(min(meant, key=_distance))
 
@@ -121,12 +118,12 @@ def _fits_none(error: Any) -> bool:
     return bool(error.kind.context) and all(error.kind.context)
 
 
-def _is_other_kind(branch: Sequence[Any], place: list[Any]) -> bool:
-    return any(error.kind.name in ("type", "enum", "const") and list(error.instance_path) == place for error in branch)
+def _is_other_kind(branch: Sequence[Any], path: list[Any]) -> bool:
+    return any(error.kind.name in ("type", "enum", "const") and list(error.instance_path) == path for error in branch)
 
 
-def _is_missing(branch: Sequence[Any], place: list[Any]) -> bool:
-    return all(error.kind.name == "required" and list(error.instance_path) == place for error in branch)
+def _is_missing(branch: Sequence[Any], path: list[Any]) -> bool:
+    return all(error.kind.name == "required" and list(error.instance_path) == path for error in branch)
 
 
 def _distance(branch: Sequence[Any]) -> tuple[int, int, int]:

@@ -48,33 +48,45 @@ class Signature:
         import pydantic
         from pydantic_core import PydanticSerializationError
 
-        refused: Exception
         try:
-            return self._taken(given)
+            return self._taken(given, _from_json)
         except pydantic.ValidationError as error:
             refused = error
-            roots = {part["loc"][0] for part in error.errors(include_url=False) if part["type"] == "int_type"}
-        except PydanticSerializationError as error:
-            refused, roots = error, set()
+        except PydanticSerializationError:  # text with half a surrogate pair, which no JSON text in UTF-8 can hold
+            return self._taken_loosely(tool, given)
+        roots = {part["loc"][0] for part in refused.errors(include_url=False) if part["type"] == "int_type"}
         if roots:
             try:
-                return self._taken({n: whole_numbers(v) if n in roots else v for n, v in given.items()})
+                return self._taken({n: whole_numbers(v) if n in roots else v for n, v in given.items()}, _from_json)
             except pydantic.ValidationError as error:
                 refused = error
         check_arguments(tool, self.parameters, given)
         raise ToolError(f"{tool}: {_words(refused, given)}") from refused
 
-    def _taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, validated as JSON: a date is a text there, and a tuple a list."""
-        from pydantic_core import to_json
+    def _taken_loosely(self, tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, with the types held by the schema alone."""
+        import pydantic
 
+        check_arguments(tool, self.parameters, given)
+        try:
+            return self._taken(given, lambda adapter, value: adapter.validate_python(value))
+        except pydantic.ValidationError as error:
+            raise ToolError(f"{tool}: {_words(error, given)}") from error
+
+    def _taken(self, given: Mapping[str, Any], validate: Callable[[Any, Any], dict[str, Any]]) -> dict[str, Any]:
         if self.others is None:
-            return self.named.validate_json(to_json(given, inf_nan_mode="constants"), strict=True)
+            return validate(self.named, given)
         fields = self.parameters["properties"]
         named = {name: value for name, value in given.items() if name in fields}
         others = {name: value for name, value in given.items() if name not in fields}
-        taken = self.named.validate_json(to_json(named, inf_nan_mode="constants"), strict=True)
-        return taken | self.others.validate_json(to_json(others, inf_nan_mode="constants"), strict=True)
+        return validate(self.named, named) | validate(self.others, others)
+
+
+def _from_json(adapter: Any, value: Any) -> dict[str, Any]:
+    """Validate as JSON: a date is a text there, and a tuple a list."""
+    from pydantic_core import to_json
+
+    return adapter.validate_json(to_json(value, inf_nan_mode="constants"), strict=True)
 
 
 def whole_numbers(value: Any) -> Any:
@@ -90,10 +102,6 @@ def whole_numbers(value: Any) -> Any:
 
 def _words(refused: Any, given: Any) -> str:
     """What pydantic alone refuses, as a day that no calendar has, in the words of our other errors."""
-    import pydantic
-
-    if not isinstance(refused, pydantic.ValidationError):
-        return f"the arguments cannot be read ({refused})."
     problem = refused.errors(include_url=False)[0]
     value: Any = given
     path: list[Any] = []
@@ -103,6 +111,8 @@ def _words(refused: Any, given: Any) -> str:
         if is_key or (isinstance(value, list | tuple) and isinstance(word, int) and word < len(value)):
             value = value[word]
             path.append(word)
+    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):  # which older schemas do not tell
+        return f"{path_text(path[:-1]) or 'the arguments'} has no {path[-1]!r}."
     message = problem["msg"]
     if problem["type"] in ("value_error", "assertion_error"):  # of the user's own validator: its text alone
         message = f"is not accepted: {message.partition(', ')[2]}"
@@ -132,10 +142,10 @@ def signature_of(function: Callable[..., Any], *docstrings: str) -> Signature:
             known[key] = _read(called, docstrings)
         except ConfigError as error:
             known[key] = str(error)
-    found = known[key]
-    if isinstance(found, str):
-        raise ConfigError(found)
-    return found
+    result = known[key]
+    if isinstance(result, str):
+        raise ConfigError(result)
+    return result
 
 
 def _is_partial(function: Any) -> bool:
@@ -168,7 +178,7 @@ def _read(function: Callable[..., Any], docstrings: tuple[str, ...]) -> Signatur
         del schema["additionalProperties"]
         adapter = None if others is None else pydantic.TypeAdapter(mapping[str, others])
         if others is not None:
-            schema["additionalProperties"] = _schema_of(adapter)["additionalProperties"]
+            schema["additionalProperties"] = _schema_of(adapter).get("additionalProperties", True)
     except Exception as error:  # of the annotated types, which may raise anything: tell which parameter it was
         raise _unfit(hints, error) from error
     _describe(schema["properties"], hints, defaults, docstrings)
@@ -241,7 +251,7 @@ def _with_known_dictionaries(hint: Any) -> Any:
 
 
 def _schema_of(adapter: Any) -> dict[str, Any]:
-    """The JSON schema of what an adapter takes, without titles, which repeat the names."""
+    """The JSON schema of what an adapter takes, without what goes without saying."""
     from pydantic.errors import PydanticInvalidForJsonSchema
     from pydantic.json_schema import GenerateJsonSchema
 
@@ -253,6 +263,8 @@ def _schema_of(adapter: Any) -> dict[str, Any]:
     untitled: Any = list(parts_of(schema))
     for part in untitled:
         part.pop("title", None)
+        if part.get("additionalProperties") is True:
+            del part["additionalProperties"]
     return schema
 
 
