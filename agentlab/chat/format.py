@@ -3,13 +3,14 @@
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentlab.chat.owned import OwnTokenizer
 from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN, opened_thought, reasons
-from agentlab.errors import ConfigError, nearest
+from agentlab.chat.template import TemplateText, absent_mark
+from agentlab.errors import ConfigError
 from agentlab.types import Message
 
 CACHED_PROMPTS = 1024
@@ -30,9 +31,6 @@ END_NAMES = (
 MAX_OPENED_TOKENS = 32
 """Ids at the end of a prompt that are looked at for a thought that it opens: the tag may be one id or one for each
 of its letters."""
-
-AUTHORED_ROLES = ("system", "developer", "assistant")
-"""Who may write markup that is no special token but one token all the same, e.g. Qwen's <tool_call>."""
 
 ASSISTANT_MARK = "qzASSISTANTqz"
 MESSAGE_MARK = "qzMESSAGEqz"
@@ -94,12 +92,8 @@ class ChatFormat:
     ) -> None:
         self.tokenizer = self._tokenizer = tokenizer = OwnTokenizer(tokenizer)
         """A private copy, which cannot be changed."""
-        self._options = dict(template_options or {})
-        self._check_options()
-        self._specials = special_tokens(tokenizer)
-        self._controls = self._specials | markup_tokens(tokenizer)
-        self._special_pattern, self._control_pattern = any_of(self._specials), any_of(self._controls)
-        self._anchor = self._find_anchor()
+        self.template = TemplateText(tokenizer, template_options or {})
+        """The template itself."""
         self._cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._reasons = reasons(tokenizer)
         self._dialogue = self._choose_dialogue()
@@ -159,11 +153,9 @@ class ChatFormat:
                 "To learn a turn there must be a token that ends it, but the chat template shows none and the "
                 "tokenizer has no eos_token. Set tokenizer.eos_token."
             )
-        mark = "qzCUTqz"
-        while mark in text:
-            mark += "z"
-        said = self._defuse_message({"role": "assistant", "content": text}, mark)["content"]
-        return (*self._encode(said + (closing.text if closing else ""), mark, begins=False), end)
+        mark = absent_mark([text])
+        said = self.template.defused_message({"role": "assistant", "content": text}, mark)["content"]
+        return (*self.template.encode(said + (closing.text if closing else ""), mark, begins=False), end)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without the end-of-turn tokens at its end."""
@@ -208,7 +200,7 @@ class ChatFormat:
 
     def _encode_start(self, key: str) -> tuple[int, ...]:
         text, mark = self._render(self.template_messages(json.loads(key)))
-        return self._encode(text, mark, begins=True)
+        return self.template.encode(text, mark, begins=True)
 
     def _encode_after(self, key: str) -> tuple[tuple[int, ...], int | None, tuple[int, ...]]:
         """Ids to append to an open turn; the token that closes a turn; ids to append to a closed one."""
@@ -217,93 +209,22 @@ class ChatFormat:
         delta = text.split(ASSISTANT_MARK, 1)[1]
         closing = self._closings.get(messages[0]["role"] if messages else "user") or self._closings["user"]
         if closing is None or not delta.startswith(closing.text + closing.token):
-            return self._encode(delta, mark), None, ()
-        after_closing = self._encode(delta[len(closing.text) :], mark)
-        return self._encode(delta, mark), closing.token_id, after_closing[1:]
-
-    def _encode(self, text: str, mark: str, *, begins: bool = False) -> tuple[int, ...]:
-        """Ids of a text, cut at the marks; half of a surrogate pair, which no encoding has, becomes "?"."""
-        pieces = text.encode("utf-8", "replace").decode("utf-8").split(mark)
-        first = self._tokenizer.encode(pieces[0], add_special_tokens=False) if begins else self._continued(pieces[0])
-        return (*first, *(token for piece in pieces[1:] for token in self._continued(piece)))
-
-    def _continued(self, piece: str) -> list[int]:
-        """Ids of a text that continues another."""
-        if not piece:
-            return []
-        return self._tokenizer.encode(self._anchor + piece, add_special_tokens=False)[1 if self._anchor else 0 :]
-
-    def _find_anchor(self) -> str:
-        """A special token to put before a text that continues another, where the tokenizer would else
-        take it for a beginning and put a space before it; else nothing."""
-        for special, token in self._specials.items():
-            anchored = self._tokenizer.encode(f"{special}a\nb", add_special_tokens=False)
-            if anchored[:1] == [token]:
-                return "" if anchored[1:] == self._tokenizer.encode("a\nb", add_special_tokens=False) else special
-        return ""
+            return self.template.encode(delta, mark), None, ()
+        after_closing = self.template.encode(delta[len(closing.text) :], mark)
+        return self.template.encode(delta, mark), closing.token_id, after_closing[1:]
 
     def _render(self, messages: list[Message]) -> tuple[str, str]:
         """The template's text, and the mark at which it must be cut before it is encoded."""
-        mark = "qzCUTqz"
-        while any(mark in str(message) for message in messages):
-            mark += "z"
-        return self._apply([self._defuse_message(message, mark) for message in messages]), mark
-
-    def _defuse_message(self, message: Message, mark: str) -> Message:
-        authored = message["role"] in AUTHORED_ROLES
-        pattern = self._special_pattern if authored else self._control_pattern
-        return message if pattern is None else self._defuse(message, mark, pattern)
-
-    def _defuse(self, value: Any, mark: str, pattern: re.Pattern[str]) -> Any:
-        """The value with a mark inside everything in its texts that spells a control token."""
-        if isinstance(value, str):
-            return self._defuse_text(value, mark, pattern)
-        if isinstance(value, dict):
-            return {self._defuse(k, mark, pattern): self._defuse(item, mark, pattern) for k, item in value.items()}
-        return [self._defuse(item, mark, pattern) for item in value] if isinstance(value, list) else value
-
-    def _defuse_text(self, text: str, mark: str, pattern: re.Pattern[str]) -> str:
-        pieces: list[str] = []
-        begin = 0
-        while found := pattern.search(text, begin):
-            if len(found.group()) == 1:
-                raise ConfigError(
-                    f"A message contains {found.group()!r}, which is a special token of one character and so "
-                    f"cannot be encoded as text. Take it out of the message: {text!r:.80}."
-                )
-            pieces.append(text[begin : found.start() + 1])
-            begin = found.start() + 1
-        return mark.join([*pieces, text[begin:]])
-
-    def _apply(self, messages: list[Message], *, prompt: bool = True) -> str:
-        try:
-            return self._tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, **self._options)
-        except Exception as error:  # a template may raise anything; the reader needs to know what it refused
-            roles = ", ".join(str(message["role"]) for message in messages)
-            raise ConfigError(
-                f"The chat template refused a conversation with the roles {roles}: {error}. "
-                f"Give messages in an order it knows, or set another tokenizer.chat_template."
-            ) from error
+        mark = absent_mark(messages)
+        return self.template.apply([self.template.defused_message(message, mark) for message in messages]), mark
 
     # -- reading the template ---------------------------------------------------------------------
-
-    def _check_options(self) -> None:
-        """A template says nothing of a variable that it does not have, so this is said here."""
-        source = getattr(self._tokenizer, "chat_template", None)
-        if not isinstance(source, str):
-            return
-        words = set(re.findall(r"[A-Za-z_]\w*", source))
-        for name in self._options:
-            if name not in words:
-                raise ConfigError(
-                    f"template_options: the chat template has no variable {name!r}.{nearest(str(name), words)}"
-                )
 
     def _choose_dialogue(self) -> list[Message]:
         error: ConfigError | None = None
         for dialogue in DIALOGUES:
             try:
-                text = self._apply([*dialogue, {"role": "assistant", "content": ASSISTANT_MARK}])
+                text = self.template.apply([*dialogue, {"role": "assistant", "content": ASSISTANT_MARK}])
             except ConfigError as refused:
                 error = error or refused
                 continue
@@ -323,7 +244,7 @@ class ChatFormat:
         """The text from a sampled turn to the content of a message after it; None if that is not shown."""
         assistant = {"role": "assistant", "content": ASSISTANT_MARK}
         try:
-            text = self._apply([*self._dialogue, assistant, {"role": role, "content": MESSAGE_MARK}])
+            text = self.template.apply([*self._dialogue, assistant, {"role": role, "content": MESSAGE_MARK}])
         except ConfigError:
             return None
         found = re.search(f"{ASSISTANT_MARK}(.*?){MESSAGE_MARK}", text, re.DOTALL)
@@ -331,15 +252,19 @@ class ChatFormat:
 
     def _closing(self, role: str) -> Closing | None:
         between = self._between(role)
-        found = self._control_pattern.search(between) if self._control_pattern and between is not None else None
+        found = (
+            self.template.control_pattern.search(between)
+            if self.template.control_pattern and between is not None
+            else None
+        )
         if between is None or found is None:
             return None
-        return Closing(between[: found.start()], found.group(), self._controls[found.group()])
+        return Closing(between[: found.start()], found.group(), self.template.controls[found.group()])
 
     def _find_rewrites(self) -> str:
         """What the template changes in a turn once a message follows it."""
         found: list[str] = []
-        opened = opened_thought(self._apply(self._dialogue))
+        opened = opened_thought(self.template.apply(self._dialogue))
         for what, probe in PROBES.items():
             said = f"{opened}{THINK_CLOSE}\n\n{probe}" if opened and THINK_OPEN not in probe else probe
             for role in self._closings:
@@ -355,42 +280,19 @@ class ChatFormat:
         """Whether the full rendering is that of `seen`, the turn, and the delta after it."""
         turn, news = messages[len(seen)], messages[len(seen) + 1 :]
         mark = {"role": "assistant", "content": ASSISTANT_MARK}
-        delta = self._apply([*self._dialogue, mark, *self.template_messages(news)]).split(ASSISTANT_MARK, 1)[1]
-        prompt = self._apply(self.template_messages(seen))
+        delta = self.template.apply([*self._dialogue, mark, *self.template_messages(news)]).split(ASSISTANT_MARK, 1)[1]
+        prompt = self.template.apply(self.template_messages(seen))
         said = checked_message(turn)["content"].removeprefix(opened_thought(prompt))
         built = prompt + said + delta
-        return "".join(built.split()) == "".join(self._apply(self.template_messages(messages)).split())
+        return "".join(built.split()) == "".join(self.template.apply(self.template_messages(messages)).split())
 
     def _find_stop_tokens(self) -> tuple[int, ...]:
         eos = getattr(self._tokenizer, "eos_token_id", None)
         ids = set(eos if isinstance(eos, list | tuple) else [] if eos is None else [eos])
         ids |= {closing.token_id for closing in self._closings.values() if closing}
-        return tuple(sorted(ids | {self._specials[name] for name in END_NAMES if name in self._specials}))
-
-
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The texts of a tokenizer's special tokens, each with its id."""
-    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    texts = {str(token): index for index, token in added.items() if getattr(token, "special", True)}
-    for text in getattr(tokenizer, "all_special_tokens", ()):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        if text not in texts and len(ids) == 1:
-            texts[text] = ids[0]
-    return texts
-
-
-def markup_tokens(tokenizer: Any) -> dict[str, int]:
-    """Added tokens that are not special but that the chat template writes, each with its id."""
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    plain = {str(token): index for index, token in added.items() if not getattr(token, "special", True)}
-    return {text: index for text, index in plain.items() if len(text.strip()) > 1 and text in template}
-
-
-def any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds any of the texts, the longest first; None of none."""
-    spelled = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        return tuple(
+            sorted(ids | {self.template.specials[name] for name in END_NAMES if name in self.template.specials})
+        )
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
