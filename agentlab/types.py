@@ -134,7 +134,7 @@ class Turn:
 class TokenRow:
     """One token sequence as the policy saw it: never text encoded again.
 
-    All four fields have the same length. `logprobs` is 0.0 and `policy_versions` is -1 where
+    The first four fields have the same length. `logprobs` is 0.0 and `policy_versions` is -1 where
     `loss_mask` is 0.
     """
 
@@ -142,9 +142,12 @@ class TokenRow:
     loss_mask: tuple[int, ...]
     logprobs: tuple[float, ...]
     policy_versions: tuple[int, ...]
+    weights: tuple[float, ...] = ()
+    """What each token counts in the loss, above 0 where `loss_mask` is 1; empty where all of them count 1."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.loss_mask), len(self.logprobs), len(self.policy_versions)}
+        lengths |= {len(self.weights)} if self.weights else set()
         assert len(lengths) == 1, f"a token row's fields differ in length: {lengths}"
 
     @property

@@ -57,6 +57,20 @@ class Closing:
     token_id: int
 
 
+@dataclass(frozen=True)
+class After:
+    """What a template puts after a sampled turn: ids to append, and their text."""
+
+    open_turn: tuple[int, ...]
+    """Where the turn was cut before its end."""
+    open_text: str
+    closed_by: int | None = None
+    """The token that closes it; None where the template does not show it."""
+    closed_turn: tuple[int, ...] = ()
+    """Where the turn ends with that token."""
+    closed_text: str = ""
+
+
 class ChatFormat:
     """A tokenizer's chat template as token deltas: what was sampled is never encoded again.
 
@@ -96,8 +110,9 @@ class ChatFormat:
         """The template itself."""
         self._cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._reasons = reasons(tokenizer)
-        self._dialogue = self._choose_dialogue()
-        self.system_role: bool = self._dialogue[0]["role"] == "system"
+        self.dialogue = self._choose_dialogue()
+        """The shortest one after which the template shows what an assistant says."""
+        self.system_role: bool = self.dialogue[0]["role"] == "system"
         self.tool_role: str = tool_role or ("tool" if self._has_tool_role() else "user")
         self._closings = {role: self._closing(role) for role in dict.fromkeys(("user", self.tool_role))}
         self.stop_token_ids: tuple[int, ...] = self._find_stop_tokens()
@@ -123,8 +138,13 @@ class ChatFormat:
         Raises:
             ConfigError: a message is malformed, or the template refuses it there.
         """
-        open_turn, closed_by, after_closing = self._after(as_key(messages))
-        return after_closing if sampled and sampled[-1] == closed_by else open_turn
+        return self.extension(sampled, messages)[0]
+
+    def extension(self, sampled: Sequence[int], messages: Sequence[Message]) -> tuple[tuple[int, ...], str]:
+        """What `extend` appends, and its text."""
+        after = self._after(as_key(messages))
+        closed = bool(sampled) and sampled[-1] == after.closed_by
+        return (after.closed_turn, after.closed_text) if closed else (after.open_turn, after.open_text)
 
     def appends(self, seen: Sequence[Message], messages: Sequence[Message]) -> bool:
         """Whether the template shows all that was said before as it was, so that a delta may follow it.
@@ -146,16 +166,26 @@ class ChatFormat:
         Raises:
             ConfigError: neither the template nor the tokenizer has a token that ends a turn.
         """
-        closing = self._closings["user"]
-        end = closing.token_id if closing else getattr(self._tokenizer, "eos_token_id", None)
+        closing, mark = self.ending, absent_mark([text])
+        said = self.template.defused(text, mark)
+        return (*self.template.encode(said + closing.text, mark), closing.token_id)
+
+    @property
+    def ending(self) -> Closing:
+        """How a turn ends before a user's message, or by the tokenizer's own end where the template shows none.
+
+        Raises:
+            ConfigError: neither the template nor the tokenizer has a token that ends a turn.
+        """
+        end = getattr(self._tokenizer, "eos_token_id", None)
+        if closing := self._closings["user"]:
+            return closing
         if not isinstance(end, int):
             raise ConfigError(
                 "To learn a turn there must be a token that ends it, but the chat template shows none and the "
                 "tokenizer has no eos_token. Set tokenizer.eos_token."
             )
-        mark = absent_mark([text])
-        said = self.template.defused_message({"role": "assistant", "content": text}, mark)["content"]
-        return (*self.template.encode(said + (closing.text if closing else ""), mark, begins=False), end)
+        return Closing("", str(self._tokenizer.eos_token), end)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without the end-of-turn tokens at its end."""
@@ -202,16 +232,16 @@ class ChatFormat:
         text, mark = self._render(self.template_messages(json.loads(key)))
         return self.template.encode(text, mark, begins=True)
 
-    def _encode_after(self, key: str) -> tuple[tuple[int, ...], int | None, tuple[int, ...]]:
-        """Ids to append to an open turn; the token that closes a turn; ids to append to a closed one."""
+    def _encode_after(self, key: str) -> After:
         messages = self.template_messages(json.loads(key))
-        text, mark = self._render([*self._dialogue, {"role": "assistant", "content": ASSISTANT_MARK}, *messages])
+        text, mark = self._render([*self.dialogue, {"role": "assistant", "content": ASSISTANT_MARK}, *messages])
         delta = text.split(ASSISTANT_MARK, 1)[1]
+        open_turn, plain = self.template.encode(delta, mark), delta.replace(mark, "")
         closing = self._closings.get(messages[0]["role"] if messages else "user") or self._closings["user"]
         if closing is None or not delta.startswith(closing.text + closing.token):
-            return self.template.encode(delta, mark), None, ()
-        after_closing = self.template.encode(delta[len(closing.text) :], mark)
-        return self.template.encode(delta, mark), closing.token_id, after_closing[1:]
+            return After(open_turn, plain)
+        closed_turn = self.template.encode(delta[len(closing.text) :], mark)[1:]
+        return After(open_turn, plain, closing.token_id, closed_turn, plain[len(closing.text + closing.token) :])
 
     def _render(self, messages: list[Message]) -> tuple[str, str]:
         """The template's text, and the mark at which it must be cut before it is encoded."""
@@ -244,7 +274,7 @@ class ChatFormat:
         """The text from a sampled turn to the content of a message after it; None if that is not shown."""
         assistant = {"role": "assistant", "content": ASSISTANT_MARK}
         try:
-            text = self.template.apply([*self._dialogue, assistant, {"role": role, "content": MESSAGE_MARK}])
+            text = self.template.apply([*self.dialogue, assistant, {"role": role, "content": MESSAGE_MARK}])
         except ConfigError:
             return None
         found = re.search(f"{ASSISTANT_MARK}(.*?){MESSAGE_MARK}", text, re.DOTALL)
@@ -264,15 +294,15 @@ class ChatFormat:
     def _find_rewrites(self) -> str:
         """What the template changes in a turn once a message follows it."""
         found: list[str] = []
-        opened = opened_thought(self.template.apply(self._dialogue))
+        opened = opened_thought(self.template.apply(self.dialogue))
         for what, probe in PROBES.items():
             said = f"{opened}{THINK_CLOSE}\n\n{probe}" if opened and THINK_OPEN not in probe else probe
             for role in self._closings:
                 if self._between(role) is None:
                     continue
                 turn = {"role": "assistant", "content": said}
-                after = [*self._dialogue, turn, {"role": role, "content": MESSAGE_MARK}]
-                if not self._is_appended(self._dialogue, after):
+                after = [*self.dialogue, turn, {"role": role, "content": MESSAGE_MARK}]
+                if not self._is_appended(self.dialogue, after):
                     found.append(f"{what} when a {role} message follows")
         return f"the chat template changes or leaves out {' and '.join(found)}" if found else ""
 
@@ -280,7 +310,7 @@ class ChatFormat:
         """Whether the full rendering is that of `seen`, the turn, and the delta after it."""
         turn, news = messages[len(seen)], messages[len(seen) + 1 :]
         mark = {"role": "assistant", "content": ASSISTANT_MARK}
-        delta = self.template.apply([*self._dialogue, mark, *self.template_messages(news)]).split(ASSISTANT_MARK, 1)[1]
+        delta = self.template.apply([*self.dialogue, mark, *self.template_messages(news)]).split(ASSISTANT_MARK, 1)[1]
         prompt = self.template.apply(self.template_messages(seen))
         said = checked_message(turn)["content"].removeprefix(opened_thought(prompt))
         built = prompt + said + delta

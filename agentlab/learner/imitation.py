@@ -57,7 +57,8 @@ class SFTTrainer:
         """Start training in the background and return at once.
 
         Args:
-            conversations: Lists of messages {"role", "content"}, or dictionaries with "messages". A list is
+            conversations: Lists of messages {"role", "content"}, or dictionaries with "messages" and perhaps
+                "tools"; see `agentlab.chat.read_conversation` for calls of tools, thoughts and weights. A list is
                 gone through again and again, in another order each time; anything else once.
             steps: Updates to do, those before a resumption included.
             name: Shown wherever the run is.
@@ -65,8 +66,8 @@ class SFTTrainer:
             sinks: Likewise.
 
         Raises:
-            ConfigError: steps is below 1, there is no conversation, or the checkpoints are of another
-                model or configuration.
+            ConfigError: steps is below 1, there is no conversation, one of a list is malformed, or the
+                checkpoints are of another model or configuration.
             RunActiveError: another run lives in this process.
             RunError: the last update of a stopped run is still being computed, or an update failed.
         """
@@ -91,6 +92,7 @@ class SFTTrainer:
         context = self.model.config.max_position
         feed = ConversationFeed(
             ChatFormat(self.model.tokenizer, template_options=self.config.template_options),
+            tool_parser_name=self.config.tool_parser_name,
             per_step=self.config.conversations_per_step,
             max_tokens=min(self.config.max_conversation_tokens or context, context),
             seed=self.config.seed,

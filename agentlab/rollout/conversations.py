@@ -1,4 +1,4 @@
-"""Conversations as demonstrations: token rows in which what the assistant says is to be learned."""
+"""Conversations as demonstrations: batches for a learner, as an orchestrator gives it batches of episodes."""
 
 import collections
 import random
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentlab.chat import ChatFormat
+from agentlab.chat import ChatFormat, Conversation, Demonstrator, Said, read_conversation
 from agentlab.concurrency import Bell, WorkerPool
 from agentlab.errors import ConfigError
 from agentlab.options import checked_id
@@ -14,20 +14,21 @@ from agentlab.rollout.calls import ModelCalls
 from agentlab.rollout.config import RolloutConfig
 from agentlab.rollout.ledger import Ledger, Progress, place_of
 from agentlab.rollout.pacing import Gate
-from agentlab.types import EpisodeInFlight, Message, Task, TokenRow, Trajectory, TrajectoryGroup
+from agentlab.types import EpisodeInFlight, Task, Trajectory, TrajectoryGroup
 
 BATCHES_AHEAD = 1
 """Batches that are encoded before the learner asks for them."""
 
 
 class ConversationFeed:
-    """Gives a learner batches of demonstrations, as an orchestrator gives it batches of episodes.
+    """Encodes conversations ahead of the learner that asks for them.
 
     Owned by the loop. A sequence of conversations is gone through again and again, in another
     order each time; any other iterable once, in its own order.
 
     Args:
         chat: How conversations become tokens.
+        tool_parser_name: The syntax in which tools and calls are written; "auto" is the chat template's.
         per_step: Conversations in a batch.
         max_tokens: A longer conversation is left out, and counted as failed.
         seed: Of the order.
@@ -39,6 +40,7 @@ class ConversationFeed:
         self,
         chat: ChatFormat,
         *,
+        tool_parser_name: str = "auto",
         per_step: int,
         max_tokens: int,
         seed: int = 0,
@@ -55,6 +57,7 @@ class ConversationFeed:
         self.ledger = Ledger(progress)
         self.gate.restore(self.ledger.before)
         self.chat, self._max_tokens, self._seed = chat, max_tokens, seed
+        self._demonstrator = Demonstrator(chat, tool_parser_name)
         self._ready: collections.deque[TrajectoryGroup] = collections.deque()
         self._recent: collections.deque[Trajectory] = collections.deque(maxlen=64)
         self._changed = Bell()
@@ -136,13 +139,15 @@ class ConversationFeed:
         name = id_of(conversation, index)
         if not self.ledger.is_wanted(index, name):
             return Encoded(index, name, wanted=False)
-        group = demonstration(self.chat, conversation, f"{index}:{name}")
+        read = read_conversation(conversation, index)
+        group = demonstration(self._demonstrator, read, f"{index}:{name}")
         fits = max(len(row.tokens) for row in group.trajectories[0].rows) <= self._max_tokens
-        return Encoded(index, name, group if fits else None)
+        return Encoded(index, name, group if fits else None, notes=self._demonstrator.fallbacks(read))
 
     def _take(self, made: "Encoded") -> None:
         self.gate.admit()
         self.ledger.begin(made.index, made.name)
+        self.notes = tuple(dict.fromkeys((*self.notes, *made.notes)))
         if made.group is None:
             self.gate.settle("failed")
             self.ledger.ended(f"{made.index}:{made.name}")
@@ -163,6 +168,8 @@ class Encoded:
     group: TrajectoryGroup | None = None
     """None where it is too long, or not wanted."""
     wanted: bool = True
+    notes: tuple[str, ...] = ()
+    """What is written otherwise than by the chat template."""
 
 
 _END = object()
@@ -182,17 +189,18 @@ def in_order(conversations: Iterable[Any], seed: int) -> Iterator[Any]:
 
 
 def check_conversations(conversations: Any) -> None:
-    """Refuse what is no stream of conversations, or an empty list of them.
+    """Refuse what is no stream of conversations, an empty list of them, or a list with one that is malformed.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none; see `read_conversation`.
     """
     if isinstance(conversations, str | bytes | Mapping) or not isinstance(conversations, Iterable):
         raise ConfigError(f"conversations must be an iterable of them, got {type(conversations).__name__}.")
     if isinstance(conversations, Sequence):
         if not len(conversations):
             raise ConfigError("conversations must hold at least one, got none.")
-        messages_of(conversations[0], 0)
+        for index, conversation in enumerate(conversations):
+            read_conversation(conversation, index)
 
 
 def id_of(conversation: Any, index: int) -> str:
@@ -201,94 +209,19 @@ def id_of(conversation: Any, index: int) -> str:
     return str(index if given is None else checked_id(given, f"conversation {index}"))
 
 
-def messages_of(conversation: Any, index: int) -> list[Message]:
-    """The messages of a conversation: a list of them, or a dictionary with "messages".
+def demonstration(demonstrator: Demonstrator, conversation: Conversation, group_id: str) -> TrajectoryGroup:
+    """A conversation as a group of one trajectory, tokenised as a rollout would be; see `Demonstrator`.
+
+    What comes after the last turn of the assistant is left out.
 
     Raises:
-        ConfigError: it is neither, nothing is said by the assistant, or the assistant begins.
+        ConfigError: the chat template cannot show the conversation as it is.
     """
-    messages = conversation.get("messages") if isinstance(conversation, Mapping) else conversation
-    if not isinstance(messages, list | tuple) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise ConfigError(
-            f'Conversation {index} must be a list of messages {{"role": …, "content": …}}, or a dictionary with '
-            f'such a list under "messages", got {conversation!r:.80}.'
-        )
-    roles = [message["role"] for message in messages]
-    if "assistant" not in roles[1:] or roles[0] == "assistant":
-        raise ConfigError(
-            f"Conversation {index} must have an assistant's turn after a message of somebody else, got the roles "
-            f"{', '.join(map(str, roles)) or 'of nobody'}: what an assistant says is learned as the answer to it."
-        )
-    return list(messages)
-
-
-def demonstration(chat: ChatFormat, conversation: Any, group_id: str) -> TrajectoryGroup:
-    """A conversation as a group of one trajectory, tokenised as a rollout would be.
-
-    Each turn of the assistant is followed by the template's own delta, and a template that rewrites
-    what was said before begins a new row, exactly as `Transcript` does it: what is learned is what
-    will be sampled. What comes after the last turn is left out.
-
-    Raises:
-        ConfigError: the conversation is malformed, or the template refuses it.
-    """
-    index = place_of(group_id)
-    messages = messages_of(conversation, index)
-    said_at = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    rows = [_Row(chat.start(messages[: said_at[0]]))]
-    for number, place in enumerate(said_at):
-        if number:
-            seen, shown = messages[: said_at[number - 1]], messages[:place]
-            if chat.appends(seen, shown):
-                rows[-1].follow(chat.extend(rows[-1].said, shown[said_at[number - 1] + 1 :]))
-            else:
-                rows.append(_Row(chat.start(shown)))
-        rows[-1].say(chat.turn(text_of(messages[place], index)))
-    task = Task(group_id.partition(":")[2], str(messages[0].get("content") or ""))
-    shown = Trajectory(
-        task=task,
-        group_id=group_id,
-        episode=0,
-        rows=tuple(row.done() for row in rows),
-        messages=tuple(messages[: said_at[-1] + 1]),
-        reward=1.0,
-    )
+    messages = [
+        message.as_message() if isinstance(message, Said) else message
+        for message in conversation.messages[: conversation.said_at[-1] + 1]
+    ]
+    task = Task(group_id.partition(":")[2], str(messages[0]["content"]))
+    rows = demonstrator.rows(conversation, place_of(group_id))
+    shown = Trajectory(task=task, group_id=group_id, episode=0, rows=rows, messages=tuple(messages), reward=1.0)
     return TrajectoryGroup(group_id, task, (shown,))
-
-
-class _Row:
-    """A token row that grows; owned by the thread that encodes."""
-
-    def __init__(self, prompt: Sequence[int]):
-        self._tokens, self._mask = list(prompt), [0] * len(prompt)
-        self.said: tuple[int, ...] = ()
-
-    def say(self, tokens: tuple[int, ...]) -> None:
-        self.said = tokens
-        self._tokens += tokens
-        self._mask += [1] * len(tokens)
-
-    def follow(self, tokens: Sequence[int]) -> None:
-        self._tokens += tokens
-        self._mask += [0] * len(tokens)
-
-    def done(self) -> TokenRow:
-        versions = tuple(0 if said else -1 for said in self._mask)
-        return TokenRow(tuple(self._tokens), tuple(self._mask), (0.0,) * len(self._mask), versions)
-
-
-def text_of(message: Message, index: int) -> str:
-    """What the assistant says.
-
-    Raises:
-        ConfigError: it is not text.
-    """
-    if message.get("tool_calls"):
-        raise ConfigError(
-            f"Conversation {index} has an assistant's message with tool_calls; write the call into its content as "
-            "the agent's parser reads it: agentlab.chat.parser_named(name).render(ToolCall(name, arguments))."
-        )
-    content = message.get("content")
-    if not isinstance(content, str):
-        raise ConfigError(f"Conversation {index}: an assistant's content must be text, got {content!r:.80}.")
-    return content

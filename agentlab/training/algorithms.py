@@ -133,7 +133,7 @@ def token_mean(lengths: np.ndarray) -> np.ndarray:
 
     Source: Yu et al. 2025 (arXiv:2503.14476), equation 8.
     """
-    return np.full(len(lengths), 1.0 / max(int(lengths.sum()), 1))
+    return np.full(len(lengths), 1.0 / (float(lengths.sum()) or 1.0))
 
 
 def sequence_mean(lengths: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ def sequence_mean(lengths: np.ndarray) -> np.ndarray:
 
     Source: Shao et al. 2024 (arXiv:2402.03300), equation 3.
     """
-    return 1.0 / (max(len(lengths), 1) * np.maximum(lengths, 1))
+    return 1.0 / (max(len(lengths), 1) * np.where(lengths > 0, lengths, 1))
 
 
 def sequence_sum(lengths: np.ndarray) -> np.ndarray:

@@ -56,6 +56,7 @@ METRICS: dict[str, str] = {
     # work and waiting
     "tokens": "tokens that were computed (a shared prompt once per row)",
     "sampled_tokens": "of them trained on",
+    "weighted_tokens": "the sum of their weights in a demonstration's loss; the same number where none has a weight",
     "tokens_per_s": "tokens / seconds, all epochs counted",
     "padding_share": "share of the computed places that held no token",
     "shared_prefix_saving": "share of the tokens that need not be computed because prompts are shared",

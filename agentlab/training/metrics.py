@@ -77,6 +77,7 @@ def pack_metrics(packed: Packed) -> dict[str, float]:
     return {
         "tokens": float(counts.tokens),
         "sampled_tokens": float(counts.sampled_tokens),
+        "weighted_tokens": counts.weighted_tokens,
         "padding_share": counts.padding_share,
         "shared_prefix_saving": saved,
         "groups": float(counts.groups),

@@ -80,6 +80,8 @@ class PackCounts:
     """Trajectories left out because the policy sampled no token of them."""
     sampled_tokens: int = 0
     """Sampled tokens that are trained on."""
+    weighted_tokens: float = 0.0
+    """The sum of their own weights: as many as there are, where every one counts 1."""
     tokens: int = 0
     """Places of the rows that hold a token."""
     places: int = 0
@@ -113,6 +115,7 @@ class Member:
     advantages: np.ndarray
     """[sampled tokens of the row]"""
     weight: float = 0.0
+    """Of each of its tokens in the loss, times that of the token itself (`TokenRow.weights`)."""
 
     @property
     def length(self) -> int:
@@ -175,7 +178,8 @@ def pack(
     Args:
         groups: Finished groups. A trajectory without reward or sampled tokens is left out and counted.
         advantages: Rewards [group_size] to advantages [group_size].
-        aggregate: Sampled tokens per trajectory to the weight of each of its tokens, over the whole update.
+        aggregate: Sampled tokens per trajectory to the weight of each of its tokens, over the whole update. A
+            token that has a weight of its own (`TokenRow.weights`) counts as so many.
         credit: Says which rewards are compared, and which tokens have the advantages.
         shaping: What is added to a trajectory's reward.
         row_tokens: Tokens that a row is filled up to.
@@ -206,6 +210,7 @@ def pack(
             trajectories=len(sequences),
             skipped_groups=len(groups) - len(kept),
             sampled_tokens=sum(sum(x.row.loss_mask) for m in kept for x in m),
+            weighted_tokens=float(sum(_weighed(x.row) for m in kept for x in m)),
             tokens=sum(bundle.tokens for row in rows for bundle in row.bundles),
             places=sum(batch.tokens.size for batch in batches),
             unpacked_tokens=sum(x.length for m in kept for x in m),
@@ -266,7 +271,7 @@ def _members(
     """The token rows that count, by group, weighed over the whole update; whose they are; what was left out."""
     found: list[list[Member]] = []
     sequences: list[tuple[int, int]] = []
-    lengths: list[int] = []
+    lengths: list[float] = []
     unscored = unsampled = 0
     for number, group in enumerate(groups):
         found.append([])
@@ -278,8 +283,8 @@ def _members(
             else:
                 found[-1] += _rows(trajectory, len(sequences), values[number][index])
                 sequences.append((number, index))
-                lengths.append(trajectory.num_sampled)
-    weights = aggregate(np.asarray(lengths, np.int64))
+                lengths.append(sum(map(_weighed, trajectory.rows)))
+    weights = aggregate(np.asarray(lengths))
     weighed = [[replace(m, weight=float(weights[m.sequence])) for m in group] for group in found]
     return weighed, sequences, {"unscored": unscored, "unsampled": unsampled}
 
@@ -291,6 +296,11 @@ def _rows(trajectory: Trajectory, sequence: int, advantages: np.ndarray) -> Iter
             last = first + sum(row.loss_mask)
             yield Member(_checked(row, trajectory.group_id), sequence, first, advantages[first:last])
             first = last
+
+
+def _weighed(row: TokenRow) -> float:
+    """Its sampled tokens, each counted as what it weighs."""
+    return sum(row.weights) if row.weights else sum(row.loss_mask)
 
 
 def _checked(row: TokenRow, group_id: str) -> TokenRow:
@@ -398,7 +408,7 @@ def _targets(
             row.tokens[at],
             row.logprobs[at],
             advantage,
-            member.weight,
+            member.weight * row.weights[at] if row.weights else member.weight,
             row.policy_versions[at],
             member.sequence,
             token_row,

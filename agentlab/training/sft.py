@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from agentlab.chat import parser_named
 from agentlab.errors import ConfigError
 from agentlab.training.algorithms import Algorithm, LossOptions, TokenLosses, TokenTerms, token_mean
 from agentlab.training.trainer import TrainConfig
@@ -25,11 +26,16 @@ class SFTConfig(TrainConfig):
     """Longer conversations are left out and counted; 0 takes the model's context."""
     template_options: dict = field(default_factory=dict, hash=False)
     """Variables of the model's chat template, e.g. {"enable_thinking": False} for Qwen 3."""
+    tool_parser_name: str = "auto"
+    """The syntax in which tools are described and calls are written, as a `ToolAgent` has it, e.g. "hermes". "auto"
+    leaves that to the chat template, and where it knows none takes the syntax that the model was taught."""
 
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
         if self.conversations_per_step < 1:
             raise ConfigError(f"conversations_per_step must be at least 1, got {self.conversations_per_step}.")
+        if self.tool_parser_name != "auto":
+            parser_named(self.tool_parser_name)
         if self.max_conversation_tokens < 0:
             raise ConfigError(
                 f"max_conversation_tokens must be 0 (the context) or more, got {self.max_conversation_tokens}."
@@ -55,4 +61,4 @@ def negative_log_likelihood(terms: TokenTerms, options: LossOptions) -> TokenLos
 
 
 sft = Algorithm("sft", advantages=imitate, loss=negative_log_likelihood, aggregate=token_mean)
-"""Cross-entropy over the assistant's tokens, every token of an update weighing the same."""
+"""Cross-entropy over the assistant's tokens: the mean over all of an update, each counted as what its turn weighs."""
