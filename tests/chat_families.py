@@ -181,10 +181,13 @@ OPENING: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
 @cache
 def family_tokenizer(family: str) -> Any:
     """A tokenizer of one token per byte, special tokens as the family's, and markup that is not special."""
+    return bytewise_tokenizer(*(FAMILIES | OPENING)[family])
+
+
+def bytewise_tokenizer(template: str, specials: tuple[str, ...], end: str, markup: tuple[str, ...]) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    template, specials, end, markup = (FAMILIES | OPENING)[family]
     symbols = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     bytewise = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from agentlab.chat import ChatFormat
+from agentlab.chat import ChatFormat, Demonstrator, read_conversation
 from agentlab.errors import ConfigError
 from agentlab.inference.scripted import ByteTokenizer
 from agentlab.rollout.conversations import ConversationFeed, check_conversations, demonstration, in_order
@@ -23,6 +23,11 @@ def message(role, content):
     return {"role": role, "content": content}
 
 
+def shown(chat, row, syntax="auto"):
+    """The rows of a demonstration."""
+    return demonstration(Demonstrator(chat, syntax), read_conversation(row, 0), "0:x").trajectories[0].rows
+
+
 TALK = [
     message("system", "Be brief."),
     message("user", "2+2?"),
@@ -34,7 +39,7 @@ TALK = [
 
 
 def test_only_what_the_assistant_says_and_the_end_of_its_turns_is_learned(chat):
-    row = demonstration(chat, TALK, "0:x").trajectories[0].rows[0]
+    (row,) = shown(chat, TALK)
     learned = [token for token, said in zip(row.tokens, row.loss_mask, strict=True) if said]
     end = ByteTokenizer().eos_token_id
     assert learned == [*b"c(2+2)", end, *b"4 <|im_end|>", end], "a special token that is spelled out stays text"
@@ -48,24 +53,38 @@ def test_it_is_the_row_that_a_rollout_of_the_same_words_would_record(chat):
         said = chat.turn(TALK[place]["content"])
         transcript.sampled(Completion("r", said, (0.0,) * len(said), (0,) * len(said), "stop"))
     (played,) = transcript.rows()
-    (shown,) = demonstration(chat, TALK, "0:x").trajectories[0].rows
-    assert (shown.tokens, shown.loss_mask) == (played.tokens, played.loss_mask)
+    (row,) = shown(chat, TALK)
+    assert (row.tokens, row.loss_mask) == (played.tokens, played.loss_mask)
 
 
-@pytest.mark.parametrize(
-    ("conversation", "reason"),
-    [
-        ("hello", "must be a list of messages"),
-        ([{"content": "hello"}], "must be a list of messages"),
-        ([message("user", "hello")], "must have an assistant's turn"),
-        ([message("assistant", "hello")], "must have an assistant's turn"),
-        ([message("user", "a"), {"role": "assistant", "content": None}], "must be text, got None"),
-        ([message("user", "a"), {"role": "assistant", "content": "", "tool_calls": [{}]}], "write the call into"),
-    ],
-)
-def test_what_cannot_be_learned_from_is_refused_with_its_number(chat, conversation, reason):
-    with pytest.raises(ConfigError, match=f"Conversation 7 .*{reason}|Conversation 7: .*{reason}"):
-        demonstration(chat, conversation, "7:x")
+def test_a_turn_with_weight_0_is_shown_and_not_learned_and_others_carry_their_weight(chat):
+    turns = [
+        {**m, "weight": w} if m["role"] == "assistant" else m for m, w in zip(TALK, [0, 0, 0, 0, 0.5, 0], strict=True)
+    ]
+    (row,), (plain,) = shown(chat, turns), shown(chat, TALK)
+    end = ByteTokenizer().eos_token_id
+    assert row.tokens == plain.tokens and plain.weights == ()
+    assert [t for t, said in zip(row.tokens, row.loss_mask, strict=True) if said] == [*b"4 <|im_end|>", end]
+    assert row.weights == tuple(0.5 * said for said in row.loss_mask)
+
+
+def test_what_the_template_does_not_know_is_told_in_a_note(chat):
+    call = {"name": "calculator", "arguments": {"expression": "2+2"}}
+    talk = [message("user", "2+2?"), {"role": "assistant", "content": None, "tool_calls": [call]}, message("tool", "4")]
+
+    async def main(syntax):
+        feed = ConversationFeed(chat, tool_parser_name=syntax, per_step=1, max_tokens=1000)
+        await feed.produce(iter([talk]))
+        return feed.notes
+
+    assert any("written in the syntax 'hermes'" in note for note in asyncio.run(main("auto")))
+    assert any("written in the syntax 'json'" in note for note in asyncio.run(main("json")))
+
+
+@pytest.mark.parametrize("wrong", [[message("user", "a")], [message("user", "a"), message("assistant", None)]])
+def test_a_list_is_refused_before_it_is_begun_wherever_it_has_a_malformed_one(wrong):
+    with pytest.raises(ConfigError, match="Conversation 2"):
+        check_conversations([TALK, TALK, wrong])
 
 
 def test_no_conversations_are_refused():

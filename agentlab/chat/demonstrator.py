@@ -14,7 +14,7 @@ from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN, opened_thought
 from agentlab.chat.syntaxes import parser_named, parser_of_model
 from agentlab.chat.template import absent_mark
 from agentlab.errors import ConfigError
-from agentlab.types import Message, TokenRow
+from agentlab.types import Message, TokenRow, ToolCall
 
 NAME_MARK, KEY_MARK, VALUE_MARK, ID_MARK = "qzNAMEqz", "qzKEYqz", "qzVALUEqz", "qzIDqzqz9"
 NO_THOUGHT = re.compile(rf"{THINK_OPEN}\s*{THINK_CLOSE}\s*")
@@ -72,6 +72,7 @@ class Demonstrator:
         named = tool_parser_name != "auto"
         self._parser = parser_named(tool_parser_name if named else parser_of_model(chat.tokenizer))
         self._call_form = None if named else self._find_call_form()
+        self._agents_read_calls = self._call_form is not None and self._find_agents_read_calls(self._call_form)
         self._shows_tools = not named and self._find_shows_tools()
         self._reasoning_key = self._find_reasoning_key()
         self._shows_role = functools.cache(self._find_shows_role)
@@ -109,23 +110,43 @@ class Demonstrator:
 
     def fallbacks(self, conversation: Conversation) -> tuple[str, ...]:
         """What of the conversation the template does not know, and how it is written instead."""
-        notes = []
-        if conversation.tools and not self._shows_tools:
-            notes.append(
-                f"Tools are described in the system prompt as a ToolAgent with the syntax {self._parser.name!r} does."
-            )
-        if not self._call_form and any(conversation.said(place).calls for place in conversation.said_at):
-            notes.append(f"Calls of tools are written in the syntax {self._parser.name!r}.")
-        return tuple(notes)
+        others = [message for message in conversation.messages if not isinstance(message, Said)]
+        called = any(conversation.said(place).calls for place in conversation.said_at)
+        notes = {
+            f"Tools are described in the system prompt, as a ToolAgent with the syntax {self._parser.name!r} does.": (
+                conversation.tools and not self._shows_tools
+            ),
+            f"Calls of tools are written in the syntax {self._parser.name!r}.": (
+                called and not self._writes_calls(conversation)
+            ),
+            "Results of tools are shown as messages of the user.": (
+                self._chat.tool_role == "user" and any(message["role"] == "tool" for message in others)
+            ),
+        }
+        if called and self._writes_calls(conversation) and not self._agents_read_calls:
+            notes[
+                f"Calls are written by the chat template, as a ToolAgent with the syntax {self._parser.name!r} does "
+                "not read them. SFTConfig(tool_parser_name=...) teaches a syntax that agents read."
+            ] = True
+        return tuple(note for note, holds in notes.items() if holds)
 
     # -- the conversation as the template has it --------------------------------------------------
 
+    def _writes_calls(self, conversation: Conversation) -> bool:
+        """Whether calls are left to the template; not where an agent's own description asks for another syntax."""
+        return bool(self._call_form) and (self._shows_tools or not conversation.tools)
+
     def _prepared(self, conversation: Conversation, index: int) -> Conversation:
-        """With tools in the system prompt where the template does not show them, and roles that it shows."""
+        """With tools, calls and roles that the template does not show written as it shows them."""
+        wheres = [f"Conversation {index}, message {place}" for place in range(len(conversation.messages))]
         messages = [
-            self._with_known_role(message, place, f"Conversation {index}, message {place}")
-            for place, message in enumerate(conversation.messages)
+            self._with_known_role(message, place, wheres[place]) for place, message in enumerate(conversation.messages)
         ]
+        if not self._writes_calls(conversation):
+            messages = [
+                self._with_written_calls(message, conversation, where) if isinstance(message, Said) else message
+                for message, where in zip(messages, wheres, strict=True)
+            ]
         if not conversation.tools or self._shows_tools:
             return replace(conversation, messages=tuple(messages))
         described = self._parser.describe(conversation.specs)
@@ -134,6 +155,21 @@ class Demonstrator:
             described = "\n\n".join(filter(None, (first["content"], described)))
             messages = messages[1:]
         return Conversation(({"role": "system", "content": described}, *messages))
+
+    def _with_written_calls(self, said: Said, conversation: Conversation, where: str) -> Said:
+        """The calls after the content, as an agent of this syntax would read them."""
+        if not said.calls:
+            return said
+        calls = tuple(one.call for one in said.calls)
+        content = "\n".join(filter(None, (said.content, *map(self._parser.render, calls))))
+        read = self._parser.parse(content, conversation.specs)
+        if (read.text, read.calls) != (said.content.strip(), calls):
+            raise ConfigError(
+                f"{where}: the syntax {self._parser.name!r} cannot write its content and tool_calls: {content!r:.200} "
+                f"is read as {read.text!r:.80} and {read.calls!r:.200}. Give another tool_parser_name, or the row its "
+                '"tools", from which some syntaxes have names and types of arguments.'
+            )
+        return replace(said, content=content, calls=())
 
     def _with_known_role(self, message: Message | Said, place: int, where: str) -> Message | Said:
         if isinstance(message, Said) or message["role"] in ("system", "user", "tool"):
@@ -161,7 +197,7 @@ class Demonstrator:
     def _as_message(self, message: Message | Said, mark: str) -> Message:
         if not isinstance(message, Said):
             return self._template.defused_message(message, mark)
-        content = self._template.defused(self._written(message), mark)
+        content = self._template.defused(message.content, mark)
         reasoning = self._template.defused(message.reasoning, mark)
         made: Message = {"role": "assistant", "content": content}
         if self._reasoning_key:
@@ -182,11 +218,6 @@ class Demonstrator:
             ]
         return made
 
-    def _written(self, said: Said) -> str:
-        """The content, with the calls after it where the template does not write them."""
-        calls = () if self._call_form else said.calls
-        return "\n".join(filter(None, (said.content, *(self._parser.render(one.call) for one in calls))))
-
     # -- a turn -----------------------------------------------------------------------------------
 
     def _spoken(self, conversation: Conversation, place: int, prompt: str, mark: str) -> Spoken:
@@ -200,7 +231,7 @@ class Demonstrator:
         text, end, token = self._after_prompt(conversation, place, base, mark)
         text = self._after_thought(conversation, place, text, base, opened, mark)
         plain = text.replace(mark, "")
-        self._check(conversation, said, opened + plain)
+        self._check(said, plain)
         return Spoken((*self._template.encode(text, mark), token), plain + end)
 
     def _after_thought(
@@ -249,21 +280,14 @@ class Demonstrator:
             'in which calls are written instead, e.g. SFTConfig(tool_parser_name="hermes").'
         )
 
-    def _check(self, conversation: Conversation, said: Said, text: str) -> None:
+    def _check(self, said: Said, text: str) -> None:
         """Refuse a turn of which something was lost."""
-        content, calls = said.content.strip(), tuple(one.call for one in said.calls)
+        content = said.content.strip()
         for part, what in ((content, "content"), (said.reasoning, "thought")):
             if part not in text:
-                beside = " beside its tool_calls" if calls else ""
+                beside = " beside its tool_calls" if said.calls else ""
                 raise ConfigError(f"the chat template leaves out or changes its {what}{beside}: {part!r:.80}.")
-        if calls and not self._call_form:
-            read = self._parser.parse(text, conversation.specs)
-            if (read.text, read.calls) != (content, calls):
-                raise ConfigError(
-                    f"the syntax {self._parser.name!r} cannot write its content and tool_calls: they are read as "
-                    f"{read.text!r:.80} and {read.calls!r:.200}."
-                )
-        names = [call.name for call in calls]
+        names = [one.call.name for one in said.calls]
         others = f"{content} {said.reasoning}"
         if any(text.count(name) - others.count(name) < names.count(name) for name in names):
             raise ConfigError(f"the chat template leaves out some of its tool_calls: {', '.join(names)}.")
@@ -273,12 +297,18 @@ class Demonstrator:
     def _find_call_form(self) -> CallForm | None:
         """How the template takes calls; None where it does not show them."""
         for form in CALL_FORMS:
-            call = _tool_call(ID_MARK, NAME_MARK, {KEY_MARK: VALUE_MARK}, as_json=form.as_json)
-            text = self._probe({"role": "assistant", "content": form.nothing, "tool_calls": [call]})
+            text = self._probe(_called(form))
             shown = all(mark in text for mark in (NAME_MARK, KEY_MARK, VALUE_MARK))
             if shown and f"'{KEY_MARK}'" not in text and f'\\"{KEY_MARK}' not in text:
                 return replace(form, shows_ids=ID_MARK in text)
         return None
+
+    def _find_agents_read_calls(self, form: CallForm) -> bool:
+        prompt, _ = _before_thought(self._template.apply(self._chat.dialogue))
+        turn = NO_THOUGHT.sub("", self._probe(_called(form)).removeprefix(prompt), count=1).strip()
+        for end in self._template.specials:
+            turn = turn.removesuffix(end)
+        return self._parser.parse(turn).calls == (ToolCall(NAME_MARK, {KEY_MARK: VALUE_MARK}),)
 
     def _find_shows_tools(self) -> bool:
         function = {"name": NAME_MARK, "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -351,6 +381,12 @@ def _before_thought(prompt: str) -> tuple[str, str]:
         return prompt.removesuffix(opened), opened
     closed = CLOSED_THOUGHT.search(prompt)
     return (prompt[: closed.start()], "") if closed else (prompt, "")
+
+
+def _called(form: CallForm) -> Message:
+    """A message with one call, all of it marks."""
+    call = _tool_call(ID_MARK, NAME_MARK, {KEY_MARK: VALUE_MARK}, as_json=form.as_json)
+    return {"role": "assistant", "content": form.nothing, "tool_calls": [call]}
 
 
 def _tool_call(id: str, name: str, arguments: Mapping[str, Any], *, as_json: bool) -> Message:
