@@ -165,8 +165,11 @@ def test_a_template_without_calls_gets_them_as_a_tool_agent_describes_and_writes
     (text,) = learned(family, row)
     assert parser.render(ToolCall("calculator", {"x": "6 * 7"})) in text
     notes = demonstrator_of(family).fallbacks(read_conversation(row, 0))
-    assert f"Calls of tools are written in the syntax {parser.name!r}." in notes
-    if f"ToolAgent with the syntax {parser.name!r}" in notes[0]:
+    agent = f"a ToolAgent with the syntax {parser.name!r}"
+    assert f"The chat template writes no calls: they are written as {agent} reads them." in notes
+    named = demonstrator_of(family, parser.name)
+    assert not any(parser.name in note for note in named.fallbacks(read_conversation(row, 0)))
+    if f"described as {agent}" in notes[0]:
         assert parser.describe(read_conversation(row, 0).specs) in prompt_of(family, row)
 
 
@@ -189,7 +192,7 @@ def test_notes_tell_where_agents_would_not_read_what_is_taught():
     row = read_conversation({"messages": answer(content=None, tool_calls=[CALL]), "tools": [TOOL]}, 0)
     assert demonstrator_of("calling qwen3").fallbacks(row) == ()
     (note,) = demonstrator_of("calling nemotron").fallbacks(row)
-    assert "'hermes' does not read them" in note
+    assert "writes calls as a ToolAgent with the syntax 'hermes' does not read them" in note
 
 
 class CallsInPlaceOfContent(ByteTokenizer):

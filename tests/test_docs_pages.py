@@ -88,7 +88,7 @@ def test_files_that_a_page_speaks_of_exist(page):
 
 
 def test_options_that_users_of_other_libraries_are_pointed_to_exist():
-    known = {field.name for field in dataclasses.fields(al.GRPOConfig)}
+    known = {field.name for config in (al.GRPOConfig, al.SFTConfig) for field in dataclasses.fields(config)}
     known |= {name for call in (al.GRPOLearner, al.GRPOLearner.train) for name in inspect.signature(call).parameters}
     known |= {"train", "tool_map", "reward_fn", "env_kwargs", "data", "prompt", "advantages", "credit", "done", "info"}
     for row in rows_of(FOLDER / "coming_from.md"):

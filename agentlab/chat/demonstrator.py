@@ -69,7 +69,7 @@ class Demonstrator:
 
     def __init__(self, chat: ChatFormat, tool_parser_name: str | ToolCallParser = "auto"):
         self._chat, self._template = chat, chat.template
-        named = tool_parser_name != "auto"
+        self._named = named = tool_parser_name != "auto"
         self._parser = parser_named(tool_parser_name if named else parser_of_model(chat.tokenizer))
         self._call_form = None if named else self._find_call_form()
         self._agents_read_calls = self._call_form is not None and self._find_agents_read_calls(self._call_form)
@@ -109,25 +109,22 @@ class Demonstrator:
         return tuple(row.done() for row in rows if row.is_learned)
 
     def fallbacks(self, conversation: Conversation) -> tuple[str, ...]:
-        """What of the conversation the template does not know, and how it is written instead."""
+        """What of the conversation is not as template or agents have it, though nobody asked for that."""
         others = [message for message in conversation.messages if not isinstance(message, Said)]
         called = any(conversation.said(place).calls for place in conversation.said_at)
+        taught, written = not self._named and called, self._writes_calls(conversation)
+        agent = f"a ToolAgent with the syntax {self._parser.name!r}"
         notes = {
-            f"Tools are described in the system prompt, as a ToolAgent with the syntax {self._parser.name!r} does.": (
-                conversation.tools and not self._shows_tools
+            f"The chat template shows no tools: they are described as {agent} does it.": (
+                not self._named and conversation.tools and not self._shows_tools
             ),
-            f"Calls of tools are written in the syntax {self._parser.name!r}.": (
-                called and not self._writes_calls(conversation)
-            ),
-            "Results of tools are shown as messages of the user.": (
+            f"The chat template writes no calls: they are written as {agent} reads them.": taught and not written,
+            f"The chat template writes calls as {agent} does not read them. SFTConfig(tool_parser_name=...) teaches a "
+            "syntax that agents read.": taught and written and not self._agents_read_calls,
+            "The chat template has no role for results of tools: they are shown as messages of the user.": (
                 self._chat.tool_role == "user" and any(message["role"] == "tool" for message in others)
             ),
         }
-        if called and self._writes_calls(conversation) and not self._agents_read_calls:
-            notes[
-                f"Calls are written by the chat template, as a ToolAgent with the syntax {self._parser.name!r} does "
-                "not read them. SFTConfig(tool_parser_name=...) teaches a syntax that agents read."
-            ] = True
         return tuple(note for note, holds in notes.items() if holds)
 
     # -- the conversation as the template has it --------------------------------------------------
