@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -209,11 +209,9 @@ def pack(
             groups=len(groups),
             trajectories=len(sequences),
             skipped_groups=len(groups) - len(kept),
-            sampled_tokens=sum(sum(x.row.loss_mask) for m in kept for x in m),
-            weighted_tokens=float(sum(_weighed(x.row) for m in kept for x in m)),
+            **_sizes([x for m in kept for x in m]),
             tokens=sum(bundle.tokens for row in rows for bundle in row.bundles),
             places=sum(batch.tokens.size for batch in batches),
-            unpacked_tokens=sum(x.length for m in kept for x in m),
         ),
         tuple(sequences),
     )
@@ -296,6 +294,14 @@ def _rows(trajectory: Trajectory, sequence: int, advantages: np.ndarray) -> Iter
             last = first + sum(row.loss_mask)
             yield Member(_checked(row, trajectory.group_id), sequence, first, advantages[first:last])
             first = last
+
+
+def _sizes(members: Sequence[Member]) -> dict[str, Any]:
+    return {
+        "sampled_tokens": sum(sum(member.row.loss_mask) for member in members),
+        "weighted_tokens": float(sum(_weighed(member.row) for member in members)),
+        "unpacked_tokens": sum(member.length for member in members),
+    }
 
 
 def _weighed(row: TokenRow) -> float:
