@@ -185,6 +185,42 @@ HARMONY_CALLS = """
 {%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}
 """
 
+PHI = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+PHI_ENDS_TWICE = """
+{%- for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}
+{{- '<|assistant|>\n' if add_generation_prompt else '<|endoftext|>' }}
+"""
+
+GLM = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+GLM_ENDS_BY_WHO_IS_NEXT = """
+{%- for t in tools or [] %}{{ '<|system|>\n' + t | tojson }}{% endfor %}
+{%- for m in messages %}
+  {%- if m.role == 'tool' %}{{ '<|observation|>\n' + m.content }}
+  {%- else %}{{ '<|' + m.role + '|>\n' + m.content }}
+    {%- for c in m.tool_calls or [] %}{{ '\n<tool_call>' + c.function.name + c.function.arguments | tojson }}
+      {{- '</tool_call>' }}
+    {%- endfor %}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+"""
+
+GEMMA4 = ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|call>", "<call|>", "<|channel>", "<channel|>")
+GEMMA4_THINKS_TO_CALL = """
+{%- for t in tools or [] %}{{ '<|turn>system\n' + t | tojson + '<turn|>\n' }}{% endfor %}
+{%- for m in messages %}
+  {{- '<|turn>' + ('model' if m.role == 'assistant' else 'user' if m.role == 'tool' else m.role) + '\n' }}
+  {%- if m.tool_calls and m.reasoning_content and KNOWS_THOUGHTS %}
+    {{- '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' }}
+  {%- endif %}
+  {%- for c in m.tool_calls or [] %}{{ '<|call>call:' + c.function.name }}{% for k, v in c.function.arguments.items() %}
+    {{- '{' + k + ':' + v + '}' }}{% endfor %}{{ '<call|>' }}
+  {%- endfor %}
+  {{- m.content + '<turn|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}
+"""
+
 CALLING: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
     "qwen2.5": (QWEN25_CALLS, CHATML, "<|im_end|>", QWEN_MARKUP),
     "qwen3": (QWEN3_CALLS, CHATML, "<|im_end|>", (*QWEN_MARKUP, *THINK)),
@@ -197,8 +233,16 @@ CALLING: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
 }
 """By family: the template, its special tokens, the one that ends a turn, and other tokens it writes."""
 
+PECULIAR: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
+    "phi": (PHI_ENDS_TWICE, PHI, "<|endoftext|>", ()),
+    "glm": (GLM_ENDS_BY_WHO_IS_NEXT, GLM, "<|endoftext|>", ()),
+    "gemma4": (GEMMA4_THINKS_TO_CALL.replace("KNOWS_THOUGHTS", "true"), GEMMA4, "<eos>", ()),
+    "gemma4 without thoughts": (GEMMA4_THINKS_TO_CALL.replace("KNOWS_THOUGHTS", "false"), GEMMA4, "<eos>", ()),
+}
+"""The same of families whose turns end, or begin, otherwise than those of all others."""
+
 
 @cache
 def calling_tokenizer(family: str) -> Any:
     """As `family_tokenizer`, of a family whose template takes calls."""
-    return bytewise_tokenizer(*CALLING[family])
+    return bytewise_tokenizer(*(CALLING | PECULIAR)[family])

@@ -245,6 +245,35 @@ def test_roles_that_a_template_does_not_show_are_refused_and_a_developer_is_the_
         learned("qwen3", [USER, {"role": "function", "content": "42"}, *answer()])
 
 
+# -- peculiar templates ---------------------------------------------------------------------------
+
+
+def test_a_turn_ends_with_the_first_token_that_ends_sampling_where_a_template_writes_two():
+    talk = [*answer(), {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
+    assert learned("calling phi", talk) == ["42<|end|>", "Yes.<|end|>"]
+    assert len(demonstrator_of("calling phi").rows(read_conversation(talk, 0))) == 1
+
+
+def test_where_the_next_speaker_ends_a_turn_a_call_is_ended_by_its_result():
+    talk = [*answer(content=None, tool_calls=[CALL]), RESULT, {"role": "assistant", "content": "It is 42."}]
+    call, said = '\n\n<tool_call>calculator{"x": "6 * 7"}</tool_call><|observation|>', "\nIt is 42.<|user|>"
+    assert learned("calling glm", {"messages": talk, "tools": [TOOL]}) == [call, said]
+    assert learned("calling glm", {"messages": talk[:2], "tools": [TOOL]}) == [call]
+
+
+def test_a_thought_that_a_template_shows_before_calls_only_is_given_to_it_there_and_never_stands_after_them():
+    call = "<|call>call:calculator{x:6 * 7}<call|><turn|>"
+    thoughtful = answer(content=None, reasoning="Six sevens.", tool_calls=[CALL])
+    assert learned("calling gemma4", thoughtful) == [f"<|channel>thought\nSix sevens.\n<channel|>{call}"]
+    assert learned("calling gemma4", answer(reasoning="Hm.")) == ["<think>\nHm.\n</think>\n\n42<turn|>"]
+    with pytest.raises(
+        ConfigError, match="Conversation 7, message 1: the chat template writes its thought after its too"
+    ):
+        learned("calling gemma4 without thoughts", thoughtful)
+    (text,) = learned("calling gemma4 without thoughts", thoughtful, "hermes")
+    assert text == f"<think>\nSix sevens.\n</think>\n\n{HERMES}<turn|>"
+
+
 # -- laws -----------------------------------------------------------------------------------------
 
 words = st.text("abcdefgh ÄÖ中\n\"'{}", min_size=1, max_size=12).map(str.strip).filter(bool)
@@ -311,26 +340,32 @@ def with_prompts(row: TokenRow) -> list[tuple[list[int], float, list[int]]]:
     return spans
 
 
-@pytest.mark.parametrize("family", TEXTUAL)
+ROLLED_OUT = [*TEXTUAL, *(f"calling {name}" for name in ("qwen2.5", "qwen3", "qwen3.5", "nemotron", "deepseek"))]
+
+
+@pytest.mark.parametrize("family", ROLLED_OUT)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_the_rows_are_those_that_a_rollout_of_the_same_words_would_record(family, data):
-    row = data.draw(conversations(calls=False).filter(is_learned))
+def test_the_rows_are_those_that_a_rollout_of_an_agent_with_the_same_syntax_would_record(family, data):
+    row = data.draw(conversations(calls=True).filter(is_learned))
     for message in row["messages"]:
         message.pop("weight", None)
-    tokenizer = tokenizer_of(family)
-    chat, read = ChatFormat(tokenizer), read_conversation(row, 0)
-    transcript, messages = Transcript(chat), []
+    tokenizer, read, parser = tokenizer_of(family), read_conversation(row, 0), parser_named("hermes")
+    chat, described = ChatFormat(tokenizer), parser.describe(read.specs)
+    transcript, messages = Transcript(chat), [{"role": "system", "content": described}]
     for message in read.messages:
-        if isinstance(message, dict):
-            messages.append(message)
-            continue
-        prompt = transcript.prompt(messages)
-        opened = opened_thought(tokenizer.decode(list(prompt)))
-        thought = f"{'' if opened else '<think>' + chr(10)}{message.reasoning}\n</think>\n\n"
-        text = (thought if opened or message.reasoning else "") + message.content
-        sampled = (*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id)
-        transcript.sampled(Completion("r", sampled, (0.0,) * len(sampled), (0,) * len(sampled), "stop"))
-        messages.append({"role": "assistant", "content": chat.response(prompt, sampled)})
-    played, shown = transcript.rows(), demonstrator_of(family).rows(read)
+        if isinstance(message, dict) and message["role"] == "system":
+            messages[0]["content"] = f"{message['content']}\n\n{described}"
+        elif isinstance(message, dict):
+            messages.append({key: value for key, value in message.items() if key != "tool_call_id"})
+        else:
+            prompt = transcript.prompt(messages)
+            opened = opened_thought(tokenizer.decode(list(prompt)))
+            thought = f"{'' if opened else '<think>' + chr(10)}{message.reasoning}\n</think>\n\n"
+            said = message.content + "".join(parser.render(one.call) for one in message.calls)
+            text = (thought if opened or message.reasoning else "") + said
+            sampled = (*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id)
+            transcript.sampled(Completion("r", sampled, (0.0,) * len(sampled), (0,) * len(sampled), "stop"))
+            messages.append({"role": "assistant", "content": chat.response(prompt, sampled)})
+    played, shown = transcript.rows(), demonstrator_of(family, "hermes").rows(read)
     assert [(row.tokens, row.loss_mask) for row in shown] == [(row.tokens, row.loss_mask) for row in played]

@@ -9,7 +9,7 @@ import pytest
 from chat_families import family_tokenizer
 
 from agentlab.agents import ModelAgent
-from agentlab.chat import ChatFormat, OwnTokenizer, private_copy
+from agentlab.chat import ChatFormat, Demonstrator, OwnTokenizer, private_copy, read_conversation
 from agentlab.environments import TaskEnvironment
 from agentlab.errors import ConfigError
 from agentlab.inference.scripted import ScriptedEngine
@@ -141,13 +141,13 @@ def test_no_prompt_of_a_rollout_is_cut_by_a_reward_that_calls_the_models_tokeniz
 
 def test_demonstrations_are_encoded_whole_while_others_use_the_tokenizer():
     tokenizer = fresh_tokenizer("qwen3")
-    talk = [*TALK, {"role": "assistant", "content": LONG}]
-    calm = demonstration(ChatFormat(tokenizer), talk, "0:a")
+    talk = read_conversation([*TALK, {"role": "assistant", "content": LONG}], 0)
+    calm = demonstration(Demonstrator(ChatFormat(tokenizer)), talk, "0:a")
     chat = ChatFormat(tokenizer)
     feed = ConversationFeed(chat, per_step=1, max_tokens=2000)
     with used_by_others(tokenizer):
         for _ in range(20):
-            assert demonstration(feed.chat, talk, "0:a") == calm
+            assert demonstration(Demonstrator(feed.chat), talk, "0:a") == calm
 
 
 def test_an_engine_finds_stop_strings_whatever_became_of_the_tokenizer():

@@ -80,6 +80,13 @@ class Conversation:
         assert isinstance(message, Said), f"message {place} is {message!r}"
         return message
 
+    def role_after(self, place: int) -> str | None:
+        """Of the message after this place; None where none follows."""
+        if place + 1 == len(self.messages):
+            return None
+        following = self.messages[place + 1]
+        return "assistant" if isinstance(following, Said) else following["role"]
+
     @property
     def said_at(self) -> list[int]:
         """Places of the assistant's messages."""

@@ -74,7 +74,8 @@ class Demonstrator:
         self._call_form = None if named else self._find_call_form()
         self._agents_read_calls = self._call_form is not None and self._find_agents_read_calls(self._call_form)
         self._shows_tools = not named and self._find_shows_tools()
-        self._reasoning_key = self._find_reasoning_key()
+        self._reasoning_key = self._find_reasoning_key({"role": "assistant", "content": ASSISTANT_MARK})
+        self._reasoning_key_of_calls = self._find_reasoning_key(_called(self._call_form)) if self._call_form else ""
         self._shows_role = functools.cache(self._find_shows_role)
 
     def rows(self, conversation: Conversation, index: int = 0) -> tuple[TokenRow, ...]:
@@ -197,8 +198,8 @@ class Demonstrator:
         content = self._template.defused(message.content, mark)
         reasoning = self._template.defused(message.reasoning, mark)
         made: Message = {"role": "assistant", "content": content}
-        if self._reasoning_key:
-            made |= {self._reasoning_key: reasoning} if reasoning else {}
+        if key := self._reasoning_key_of_calls if message.calls else self._reasoning_key:
+            made |= {key: reasoning} if reasoning else {}
         elif reasoning or message.opened:
             made["content"] = f"{THINK_OPEN}\n{reasoning}\n{THINK_CLOSE}\n\n{content}"
         if message.calls and self._call_form:
@@ -252,13 +253,14 @@ class Demonstrator:
 
     def _after_prompt(self, conversation: Conversation, place: int, base: str, mark: str) -> tuple[str, str, int]:
         """The template's text of a turn, the text of its end, and the token that ends it."""
-        ending = self._chat.ending
         rest = self._rest(conversation, place, base, mark)
-        found = list(self._template.special_pattern.finditer(rest)) if self._template.special_pattern else []
-        if found and not rest[found[-1].end() :].strip():
-            token = self._template.specials[found[-1].group()]
+        pattern = self._template.special_pattern
+        for found in pattern.finditer(rest, len(self._template.before_end(rest))) if pattern else ():
+            token = self._template.specials[found.group()]
             if token in self._chat.stop_token_ids:
-                return rest[: found[-1].start()], found[-1].group(), token
+                return rest[: found.start()], found.group(), token
+        called = "tool" if conversation.said(place).calls else "user"
+        ending = self._chat.ending(conversation.role_after(place) or called)
         return rest.rstrip() + ending.text, ending.token, ending.token_id
 
     def _rest(self, conversation: Conversation, place: int, base: str, mark: str) -> str:
@@ -270,8 +272,8 @@ class Demonstrator:
         whole = self._apply([*self._chat.dialogue, shown], prompt=False)
         if whole.startswith(asked):
             return whole[len(asked) :]
-        if "tool_calls" not in shown and self._reasoning_key not in shown:
-            return shown["content"] + self._chat.ending.text + self._chat.ending.token
+        if not {"tool_calls", self._reasoning_key} & set(shown):
+            return shown["content"] + self._chat.ending().text + self._chat.ending().token
         raise ConfigError(
             "the chat template does not begin a turn with tool_calls as its generation prompt does. Name the syntax "
             'in which calls are written instead, e.g. SFTConfig(tool_parser_name="hermes").'
@@ -285,6 +287,11 @@ class Demonstrator:
                 beside = " beside its tool_calls" if said.calls else ""
                 raise ConfigError(f"the chat template leaves out or changes its {what}{beside}: {part!r:.80}.")
         names = [one.call.name for one in said.calls]
+        if said.reasoning and any(name in text.partition(said.reasoning)[0] for name in names):
+            raise ConfigError(
+                "the chat template writes its thought after its tool_calls. Name the syntax in which calls are written "
+                'instead, e.g. SFTConfig(tool_parser_name="hermes").'
+            )
         others = f"{content} {said.reasoning}"
         if any(text.count(name) - others.count(name) < names.count(name) for name in names):
             raise ConfigError(f"the chat template leaves out some of its tool_calls: {', '.join(names)}.")
@@ -302,10 +309,10 @@ class Demonstrator:
 
     def _find_agents_read_calls(self, form: CallForm) -> bool:
         prompt, _ = _before_thought(self._template.apply(self._chat.dialogue))
-        turn = NO_THOUGHT.sub("", self._probe(_called(form)).removeprefix(prompt), count=1).strip()
-        for end in self._template.specials:
-            turn = turn.removesuffix(end)
-        return self._parser.parse(turn).calls == (ToolCall(NAME_MARK, {KEY_MARK: VALUE_MARK}),)
+        turn = NO_THOUGHT.sub("", self._probe(_called(form)).removeprefix(prompt), count=1)
+        return self._parser.parse(self._template.before_end(turn)).calls == (
+            ToolCall(NAME_MARK, {KEY_MARK: VALUE_MARK}),
+        )
 
     def _find_shows_tools(self) -> bool:
         function = {"name": NAME_MARK, "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -315,9 +322,8 @@ class Demonstrator:
             return False
         return NAME_MARK in text
 
-    def _find_reasoning_key(self) -> str:
-        """Under which the template takes a thought; empty where it must stand in the content."""
-        said = {"role": "assistant", "content": ASSISTANT_MARK}
+    def _find_reasoning_key(self, said: Message) -> str:
+        """Under which the template takes the thought of such a message; empty where it must stand in the content."""
         return next((key for key in REASONING_KEYS if MESSAGE_MARK in self._probe({**said, key: MESSAGE_MARK})), "")
 
     def _find_shows_role(self, role: str, first: bool) -> bool:

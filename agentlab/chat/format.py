@@ -166,19 +166,18 @@ class ChatFormat:
         Raises:
             ConfigError: neither the template nor the tokenizer has a token that ends a turn.
         """
-        closing, mark = self.ending, absent_mark([text])
+        closing, mark = self.ending(), absent_mark([text])
         said = self.template.defused(text, mark)
         return (*self.template.encode(said + closing.text, mark), closing.token_id)
 
-    @property
-    def ending(self) -> Closing:
-        """How a turn ends before a user's message, or by the tokenizer's own end where the template shows none.
+    def ending(self, role: str = "user") -> Closing:
+        """How a turn ends before a message of this role, or by the tokenizer's own end where the template shows none.
 
         Raises:
             ConfigError: neither the template nor the tokenizer has a token that ends a turn.
         """
         end = getattr(self._tokenizer, "eos_token_id", None)
-        if closing := self._closings["user"]:
+        if closing := self._closings.get(role) or self._closings["user"]:
             return closing
         if not isinstance(end, int):
             raise ConfigError(

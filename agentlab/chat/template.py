@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentlab.chat.owned import OwnTokenizer
+from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from agentlab.errors import ConfigError, nearest
 from agentlab.types import Message
 
@@ -35,7 +36,9 @@ class TemplateText:
         """The texts of special tokens, each with its id."""
         self.controls = self.specials | markup_tokens(tokenizer)
         """Those, and added tokens that the template writes."""
-        self.special_pattern, self.control_pattern = any_of(self.specials), any_of(self.controls)
+        self.special_pattern = any_of(text for text in self.specials if text not in (THINK_OPEN, THINK_CLOSE))
+        """Finds special tokens; not the tags of reasoning, which some tokenizers call special: a model writes them."""
+        self.control_pattern = any_of(self.controls)
         self._anchor = self._find_anchor()
 
     def apply(
@@ -81,6 +84,13 @@ class TemplateText:
             if anchored[:1] == [token]:
                 return "" if anchored[1:] == self._tokenizer.encode("a\nb", add_special_tokens=False) else special
         return ""
+
+    def before_end(self, text: str) -> str:
+        """The text without the special tokens and the white space at its end."""
+        specials = tuple(self.specials)
+        while (text := text.rstrip()).endswith(specials):
+            text = text.removesuffix(max((s for s in specials if text.endswith(s)), key=len))
+        return text
 
     def defused_message(self, message: Message, mark: str) -> Message:
         """The message with a mark inside everything in its texts that spells a control token.
