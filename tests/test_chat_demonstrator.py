@@ -228,7 +228,11 @@ def test_a_template_gets_arguments_and_an_empty_content_in_the_form_that_it_take
         ),
         ("calling llama3.1", {"content": None, "tool_calls": [CALL, CALL]}, "only single tool-calls at once"),
         ("calling mistral", {"content": None, "tool_calls": [{**CALL, "id": None}]}, "must have ids"),
-        ("llama3", {"content": "I compute.", "tool_calls": [CALL]}, "'llama3' cannot write its content and tool_calls"),
+        (
+            "llama3",
+            {"content": '{"name": "calculator", "parameters": {"x": "1"}}', "tool_calls": [CALL]},
+            "'llama3' cannot write its content and tool_calls",
+        ),
         ("calling qwen3", {"content": "Use <think> and </think>."}, "leaves out or changes its content"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentlab.chat.parsers import read_json
+from agentlab.chat.json_calls import read_json
 from agentlab.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from agentlab.errors import ConfigError, nearest
 from agentlab.types import Message, ToolCall, ToolSpec
