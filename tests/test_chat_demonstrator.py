@@ -241,6 +241,13 @@ def test_what_a_template_or_a_syntax_would_lose_is_refused_with_the_message(fami
         learned(family, [USER, {"role": "assistant", **message}])
 
 
+def test_what_a_named_syntax_cannot_write_is_refused_with_the_message():
+    with pytest.raises(
+        ConfigError, match="Conversation 7, message 1: the syntax 'json' cannot write its content and tool"
+    ):
+        learned("llama3", answer(content="I compute.", tool_calls=[CALL]), "json")
+
+
 def test_roles_that_a_template_does_not_show_are_refused_and_a_developer_is_the_system_there():
     developer = {"role": "developer", "content": "Be brief."}
     assert "system\nBe brief.<|im_end|>" in prompt_of("qwen3", [developer, *answer()])
