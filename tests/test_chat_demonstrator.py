@@ -241,11 +241,15 @@ def test_what_a_template_or_a_syntax_would_lose_is_refused_with_the_message(fami
         learned(family, [USER, {"role": "assistant", **message}])
 
 
-def test_what_a_named_syntax_cannot_write_is_refused_with_the_message():
+def test_what_a_named_syntax_cannot_write_is_refused_with_the_message_and_what_it_needs_for_it():
+    row = {"messages": answer(content=None, tool_calls=[CALL])}
     with pytest.raises(
-        ConfigError, match="Conversation 7, message 1: the syntax 'json' cannot write its content and tool"
+        ConfigError, match="Conversation 7, message 1: the syntax 'react' cannot write its .* \"tools\""
     ):
-        learned("llama3", answer(content="I compute.", tool_calls=[CALL]), "json")
+        learned("llama3", row, "react")
+    parameters = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    (text,) = learned("llama3", {**row, "tools": [{**FUNCTION, "parameters": parameters}]}, "react")
+    assert text == "Action: calculator[6 * 7]<|eot_id|>"
 
 
 def test_roles_that_a_template_does_not_show_are_refused_and_a_developer_is_the_system_there():
