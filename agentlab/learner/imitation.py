@@ -58,8 +58,11 @@ class SFTTrainer:
 
         Args:
             conversations: Lists of messages {"role", "content"}, or dictionaries with "messages" and perhaps
-                "tools"; see `agentlab.chat.read_conversation` for calls of tools, thoughts and weights. A list is
-                gone through again and again, in another order each time; anything else once.
+                "tools". Contents are text or lists of text parts. A message of the assistant may have
+                "tool_calls" (in OpenAI's form), "reasoning_content", and a "weight" of its tokens in the loss;
+                results have the role "tool". What would not be honoured is refused, see
+                `agentlab.chat.read_conversation`. A list is gone through again and again, in another order
+                each time; anything else once.
             steps: Updates to do, those before a resumption included.
             name: Shown wherever the run is.
             checkpoint_dir: As the others, see `AgenticRLLearner.train`.
