@@ -110,28 +110,13 @@ GEMMA3 = """
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}
 """
 
-QWEN35 = f"""{TOOLS_OF_QWEN}{{% endif %}}
-{{%- set last = namespace(query=-1) %}}
-{{%- for m in messages %}}{{% if m.role == 'user' %}}{{% set last.query = loop.index0 %}}{{% endif %}}{{% endfor %}}
-{{%- for m in messages %}}
-  {{%- if m.role in ('user', 'system') %}}
-    {{{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}}}
-  {{%- elif m.role == 'assistant' %}}
-    {{%- set thought = '' %}}{{% set said = m.content %}}
-    {{%- if '</think>' in said %}}
-      {{%- set thought = said.split('</think>')[0].split('<think>')[-1].strip('\n') %}}
-      {{%- set said = said.split('</think>')[-1].lstrip('\n') %}}
-    {{%- endif %}}
-    {{{{- '<|im_start|>assistant\n' }}}}
-    {{%- if loop.index0 > last.query %}}{{{{- '<think>\n' + thought + '\n</think>\n\n' }}}}{{% endif %}}
-    {{{{- said + '<|im_end|>\n' }}}}
-  {RESULT_OF_QWEN}
-  {{%- endif %}}
-{{%- endfor %}}
-{{%- if add_generation_prompt %}}{{{{ '<|im_start|>assistant\n<think>\n' }}}}
-  {{%- if enable_thinking is defined and not enable_thinking %}}{{{{ '\n</think>\n\n' }}}}{{% endif %}}
-{{%- endif %}}
-"""
+PROMPT_OF_QWEN = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n"
+QWEN35 = (
+    QWEN3.replace(" and (loop.last or thought)", "")
+    .replace(PROMPT_OF_QWEN, PROMPT_OF_QWEN + "<think>\n")
+    .replace("'<think>\n\n</think>\n\n'", "'\n</think>\n\n'")
+)
+"""The template of Qwen 3 with the thought opened by the prompt, and kept while tools are called."""
 
 DEEPSEEK_R1 = """
 {{- '<|bos|>' }}

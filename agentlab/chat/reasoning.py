@@ -22,4 +22,5 @@ def opened_thought(prompt: str) -> str:
 
 def reasons(tokenizer: Any) -> bool:
     """Whether the model of this tokenizer was taught to reason in tags, as its chat template tells."""
-    return THINK_CLOSE in str(getattr(tokenizer, "chat_template", None))
+    template = str(getattr(tokenizer, "chat_template", None))
+    return THINK_OPEN in template or THINK_CLOSE in template
