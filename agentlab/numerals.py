@@ -18,7 +18,7 @@ MAX_DIGITS = 1000
 """Digits of a number, and its largest exponent; a longer one is unreadable."""
 
 MINUS_SIGNS = "-‐‑‒–−﹣－⁻➖˗"
-TIMES_SIGNS = "×⋅·∙✕✖＊"
+TIMES_SIGNS = "×⋅·∙✕✖＊∗"
 SLASHES = "⁄∕／"
 SPACES = "\t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 SPELLINGS = str.maketrans(
