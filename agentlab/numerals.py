@@ -2,7 +2,8 @@
 
 A text is brought to one spelling (`normalized`), cut into runs of characters that belong together, and each run with a
 digit is a number as a whole, a name (`x1`, `GPT-4`, `cm^2`), or unreadable. Nothing is guessed: where two readings
-are possible there is no number.
+are possible there is no number. A LaTeX command that is not known to be harmless makes what it touches unreadable, and
+a model's reasoning is not read at all.
 """
 
 import html
@@ -17,7 +18,7 @@ MAX_DIGITS = 1000
 """Digits of a number, and its largest exponent; a longer one is unreadable."""
 
 MINUS_SIGNS = "-‐‑‒–−﹣－⁻➖˗"
-TIMES_SIGNS = "×⋅·∙✕✖＊"
+TIMES_SIGNS = "×⋅·∙✕✖＊∗"
 SLASHES = "⁄∕／"
 SPACES = "\t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 SPELLINGS = str.maketrans(
@@ -29,9 +30,14 @@ SPELLINGS = str.maketrans(
     | dict.fromkeys("\u2018\u2019\u02bc", "'")
     | dict.fromkeys("。、【】「」『』《》", " ")
     | dict(zip("；：！？（），．٫٬＋＝％", ";:!?(),..,+=%", strict=True))
-    | dict.fromkeys("≠≤≥√∛π", "\0")
+    | dict.fromkeys("“”„«»‹›", '"')
+    | dict.fromkeys("→⇒⟹⟶➔➜", "=")
+    | dict.fromkeys("≤≥≮≯≰≱≪≫≢∈∉", "≠")
+    | dict.fromkeys("√∛∜π∑∏∫∞⌊⌋⌈⌉", "\0")
+    | {"➕": "+", "➗": "÷", "℃": "°C", "℉": "°F", "\ufe0e": "", "\ufe0f": "", "\u20e3": ""}
 )
-"""What is written in several ways, in one; what makes a number part of an expression is NUL (`OPAQUE`)."""
+"""What is written in several ways, in one. What makes a number part of an expression is NUL (`OPAQUE`); what says that
+a number is not the value is ≠."""
 OPAQUE = "\0"
 MIXED, SCALED = "\1", "\2"
 """Stand between a whole number and its fraction (1 3/4), and between a number and its word (3 million)."""
@@ -50,7 +56,7 @@ UNIT = rf"(?:(?:{LENGTH})(?:\^?[23])?|{UNITS})(?:[*/](?:(?:{LENGTH})(?:\^?[23])?
 """What may follow a number without a space; the letters alone could be a factor."""
 NUMBER = re.compile(
     rf"(?P<sign>[-+]?)(?:(?P<integer>{GROUPED}){MIXED})?(?:(?P<base>10)\^(?P<exponent>[-+]?\d+)|(?P<top>{LITERAL})"
-    rf"(?:/(?P<bottom>[-+]?{LITERAL})|\*10\^(?P<power>[-+]?\d+)|{SCALED}(?P<scale>[a-z]+))?)"
+    rf"(?:/(?P<bottom>[-+]?{LITERAL})|\*10\^(?P<power>[-+]?\d+)|{SCALED}(?P<scale>[a-zA-Z]+))?)"
     rf"(?:%|°[CF]?|/?{UNIT})?"
 )
 NAME = re.compile(rf"(?![a-z]-)[^\W\d][\w.-]*|{UNIT}")
@@ -58,34 +64,71 @@ RUN = re.compile(r"[^\s=≈|;?\"`{}…&]+")
 BEFORE, AFTER = "([#~:,!*'", ")].,:!*'~"
 """What may stand around a number without being part of it."""
 
-WRAPPERS = re.compile(
-    r"\\(?:boxed|fbox|mbox|text[a-z]*|math[a-z]+|operatorname|underline|displaystyle|ensuremath|left|right|[bB]igg?[lr]?)"
-    r"(?![a-zA-Z])"
+REASONING = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]|◁(/?)think▷", re.IGNORECASE)
+"""Where a model's reasoning begins and ends."""
+ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>(?:([\d.,]{1,30})>>(?=\1))?(?P<shown>[ $€£*=]{0,8}[-+]?[ $€£]?\.?\d)?")
+"""What GSM8K's solutions say to a calculator, before its result."""
+KEYCAPS = re.compile(r"(?:\d\ufe0f?\u20e3)++(?=\d)")
+
+FONTS = (
+    r"text(?:bf|it|rm|tt|sf|sc|sl|md|up|normal|style)?|math[a-z]+|boxed|[fhm]box|framebox|makebox|underline|emph|bold|"
+    r"boldsymbol|bm|pmb|ensuremath|displaystyle|scriptstyle|bf|it|rm|tt|sf|sc|sl|em|bfseries|itshape|rmfamily|large|"
+    r"Large|LARGE|huge|Huge|small|tiny|normalsize|footnotesize|scriptsize|SI|qty|num"
+)
+UNIT_COMMANDS = (
+    r"si|unit|(?:kilo|centi|milli|micro|square|cubic|per|squared|cubed|meter|metre|gram|second|minute|hour|liter|litre|"
+    r"newton|joule|watt|volt|ampere|pascal|hertz|mole|kelvin)(?:meter|metre|gram|second)?|euro|pounds|yen|textdollar|"
+    r"texteuro|textsterling"
+)
+HARMLESS = rf"""\\(?:{FONTS}|{UNIT_COMMANDS}|[bB]igg?[lrm]?|left|right|middle|enspace|thinspace|medspace|thickspace|
+    negthinspace|hfill|noindent|newline|par|centering|hline|item|limits|nolimits|nobreak|allowbreak|strut|relax|[dl]?dots|
+    checkmark|square|blacksquare|Box|qed|star|bigstar|bullet|protect|selectfont|n)(?![a-zA-Z])"""
+"""LaTeX that changes how a thing looks, not its value. Any other command has a value of its own."""
+HARMLESS = re.sub(r"\s", "", HARMLESS)
+WRAPPED = re.compile(rf"\\(?:{FONTS})\s*(?:\[[^\[\]{{}}]*\]\s*)*\{{([^{{}}]*)\}}(\(?)")
+SCRIPTED = re.compile(
+    rf"(?!{HARMLESS})\\(?!circ|degree)[a-zA-Z]+(?:\s*[_^]\s*(?:\{{[^{{}}]*\}}|[^\s{{}}\\]|\\(?!circ)[a-zA-Z]+))+"
 )
 COMMANDS = [
     (re.compile(r"\\\\"), "\n"),
     (re.compile(r"\\!"), ""),
-    (re.compile(r"\\[,;: ()\[\]]|\\q?quad\b|~(?=\\)"), " "),
+    (re.compile(r"\\[,;: ()\[\]]|\\q?quad\b|~(?=\\)|(?<=\d)~(?=\d{3}(?!\d))"), " "),
+    (
+        re.compile(r"\\(?:text|page)?color\s*\{[^{}]*\}|\\colorbox\s*\{[^{}]*\}|\\fcolorbox\s*\{[^{}]*\}\s*\{[^{}]*\}"),
+        " ",
+    ),
+    (re.compile(r"\\(?:[hv]space|[hv]?phantom|tag|label|(?:eq)?ref|cite|fontsize)\*?\s*\{[^{}]*\}"), " "),
+    (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?:\\?\||\.)|\\\|"), OPAQUE),
+    (
+        re.compile(
+            r"\\not(?:\s*=|\s*\\[a-zA-Z]+)|\\(?:neq?|[lg](?:e|eq|eqq|eqslant|t)|ll|gg|n[lg]eq|(?:not)?in)(?![a-zA-Z])"
+        ),
+        "≠",
+    ),
     (re.compile(r"\\([$%{}#&_])"), r"\1"),
-    (WRAPPERS, " "),
     (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)|\\degree\b|º"), "°"),
+    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)|\\(?:text)?degree(?![a-zA-Z])|º"), "°"),
+    (re.compile(r"\\(?:degreeCelsius|celsius|textcelsius)(?![a-zA-Z])"), "°C"),
+    (SCRIPTED, OPAQUE),
     (re.compile(r"\^\s*\{\s*([-+]?)\s*(\d+)\s*\}"), r"^\1\2"),
     (re.compile(r"_\s*\{([^{}\s]*)\}"), r"_\1"),
     (re.compile(r"\\(?:times|cdot|ast)(?![a-z])"), "*"),
+    (re.compile(r"\\div(?![a-zA-Z])"), "÷"),
     (re.compile(r"\\pm(?![a-z])|\\mp(?![a-z])"), "±"),
     (
-        re.compile(r"\\(?:approx|to|[rR]ightarrow|implies|iff|equiv|therefore|begin|end)(?![a-zA-Z])"),
+        re.compile(
+            r"\\(?:approx|simeq|sim|cong|doteq|to|(?:[lL]ong)?[rR]ightarrow|implies|iff|equiv|therefore|because|begin|end)"
+            r"(?![a-zA-Z])"
+        ),
         "=",
     ),
 ]
 """LaTeX for what plain text can say, too."""
-FRACTION = re.compile(r"(?P<before>\d ?)?\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))(?P<after>\d)?")
-WITH_ARGUMENTS = re.compile(r"\\(?![dtc]?frac)([a-zA-Z]+)(?:\s*(?:\[[^\[\]{}]*\]|\{[^{}]*\}))+")
-OPERANDS = re.compile(
-    r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|pi|rho|sigma|tau|omega|infty|sqrt|log|ln|exp|sin|cos|tan|neq?|"
-    r"leq?|geq?|lt|gt|binom|sum|prod|int|lim|div|e)(?![a-zA-Z])"
+FRACTIONS = r"\\(?:[dtcs]|nice)?frac(?![a-zA-Z])"
+FRACTION = re.compile(
+    rf"(?P<before>\d ?)?{FRACTIONS}\s*(?:\{{([^{{}}]*)\}}|(\d))\s*(?:\{{([^{{}}]*)\}}|(\d))(?P<after>\d)?"
 )
+WITH_ARGUMENTS = re.compile(rf"(?!{HARMLESS}|{FRACTIONS})\\[a-zA-Z]+\*?(?:\s*(?:\[[^\[\]{{}}]*\]|\{{[^{{}}]*\}}))+")
 MAX_DEPTH = 10
 """LaTeX commands inside each other; deeper ones make their line unreadable."""
 
@@ -97,23 +140,60 @@ MARKS = [
     (re.compile(r"(?<!\w)(_{1,2})(?=[^\s_])([^_\n]*[^\s_])\1(?!\w)"), r"\2"),
 ]
 """Tags, arrows, and what Markdown has. A dash that may be a bullet or a minus is neither."""
+WORDS = (
+    r"minus|plus|times|multiplied by|divided by|over|modulo|point|choose|out of|to the power(?: of)?|to the|"
+    r"raised to(?: the(?: power(?: of)?)?)?"
+)
+"""Operators in words, and what else makes one number of two."""
+FUNCTIONS = (
+    r"sqrt|cbrt|log|lg|ln|exp|(?:arc|a)?(?:sin|cos|tan|cot|sec|csc)h?|abs|floor|ceil|round|max|min|gcd|lcm|det|"
+    r"twice|double|triple"
+)
+OTHER_SCALES = (
+    r"(?:(?:hundred|thousand|million|billion|trillion|dozen)(?:s|ths?)|(?:quadr|quint|sext|sept|oct|non|dec)illions?|"
+    r"lakhs?|crores?|bn|mn|tn|mio|mrd|tenths?|thirds|fifths|sixths|sevenths|eighths|ninths)"
+)
+"""Words that change the value of the number before them, and are not read."""
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+"""Letters of the scripts that put no space between a number and its word."""
+UNSPACED_SCALES = (
+    r"[\u3400-\u9fff\uac00-\ud7af]?半|[万萬億亿兆千百十拾佰仟割折成만억조천백십]|번째|番目|つ目|"
+    r"ล้าน|แสน|หมื่น|พัน|ร้อย"
+)
+UNSPACED_WORDS = (
+    r"加上?|[减減]去?|乘以?|除以|[点點]|[比到至]|分之|[年月时時分]|足す|引く|かける|割る|더하기|빼기|곱하기|나누기"
+)
 TERM = r"(?=[\d(.\0]|[a-zA-Z](?![a-zA-Z]))"
 """What a sign may stand before in an expression; before a word it is a dash."""
 JOINS = [
-    (re.compile(r"[<>]"), OPAQUE),
-    (re.compile(r"\0= *"), OPAQUE),
+    (re.compile(r"(?:[<>≠]|[!/](?==))=* *"), OPAQUE),
+    (re.compile(r"\|-\.?\d[^|\s]{0,30}\||(?<=\$)\|[^|$\n]{1,60}\|(?=\$)"), OPAQUE),
+    (re.compile(rf"(?<![\d.,])(?:(?<=[=(])|(?<=[=(] )|^) *{LITERAL}!(?!\d)", re.MULTILINE), OPAQUE),
+    (re.compile(r"(?<=\d)!(?= ?[$).,;}\]+*/^=-])"), OPAQUE),
     (re.compile(r"\^ *\( *([-+]?\d+) *\)"), r"^\1"),
     (re.compile(r"\.{2,}+(?!\d)|(?<![\d.])\.{2,}|(?<![\d-])--+|-{2,}+(?!\d)"), " "),
     (re.compile(r"(?<=[-+])[$€£¥₹₩₽¢] ?"), ""),
     (re.compile(r"[$€£¥₹₩₽¢]"), " "),
-    (re.compile(r"(?<=\d) +(?:minus|plus) +(?=\.?\d)"), OPAQUE),
+    (re.compile(rf"(?<=[\w)%°]) +(?:{WORDS}) +(?=[-+]?\.?\d)", re.IGNORECASE), OPAQUE),
+    (re.compile(r"(?<=\d) +(?:squared|cubed|factorial|st|nd|rd|th)\b", re.IGNORECASE), OPAQUE),
+    (re.compile(r" {0,2}\(? ?\bmod(?:ulo)? +(?=-?\d)", re.IGNORECASE), OPAQUE),
     (re.compile(r"\b(?:minus|negative) +(?=\.?\d)", re.IGNORECASE), "-"),
-    (re.compile(r"(?<=[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])(?=[-+]?\d)"), " "),
+    (re.compile(rf"(?<=\d) ?(?:{UNSPACED_SCALES})"), OPAQUE),
+    (re.compile(rf"(?<=\d) ?(?:{UNSPACED_WORDS}|[{UNSPACED}]) ?(?=[-+]?\d)"), OPAQUE),
+    (re.compile(rf"(?<=\d) ?[{UNSPACED}]{{1,8}}(?:{UNSPACED_WORDS}) ?(?=[-+]?\d)"), OPAQUE),
+    (re.compile(rf"(?<=[{UNSPACED}])(?=[-+*]*\d)|(?<=\d)(?=[{UNSPACED}])"), " "),
     (re.compile(r"(?<=\d) *x *(?=\.?\d)"), "*"),
     (re.compile(r"(?<=[a-z°%]) +[x*] *(?=\d)"), OPAQUE),
-    (re.compile(rf"(?<=\d) (?=(?:{'|'.join(SCALES)})\b)"), SCALED),
-    (re.compile(r"(?<=\d) +(?=(?:[xyzn]|pi|sqrt|log|ln|sin|cos|tan)(?![a-zA-Z])|\0)"), OPAQUE),
-    (re.compile(r"(?<![a-zA-Z])(?:sqrt|log|ln|sin|cos|tan|exp) *(?=[-+]?\.?\d)"), OPAQUE),
+    (re.compile(rf"(?<=\d) +(?=(?:{'|'.join(SCALES)})\b)", re.IGNORECASE), SCALED),
+    (re.compile(rf"(?<={SCALED})({'|'.join(SCALES)}),? +(?:and +)?(?=\d)", re.IGNORECASE), rf"\1{OPAQUE}"),
+    (re.compile(rf"(?<={SCALED})({'|'.join(SCALES)}) +(?=(?:{'|'.join(SCALES)})\b)", re.IGNORECASE), rf"\1{OPAQUE}"),
+    (re.compile(rf"(?<=\d) +(?={OTHER_SCALES}\b)", re.IGNORECASE), OPAQUE),
+    (re.compile(rf"(?<=\d) +(?=(?:[xyzn]|pi|{FUNCTIONS})(?![a-zA-Z])|\0)"), OPAQUE),
+    (re.compile(rf"(?<![a-zA-Z])(?:{FUNCTIONS})(?:_\w+)? *(?=[-+]?\.?\d)"), OPAQUE),
+    (
+        re.compile(r"\b(?:roots?|half|third|quarter|factorial|logarithm|logs?|percent) of +(?=\.?\d)|% +of +(?=\.?\d)"),
+        OPAQUE,
+    ),
     (re.compile(r"(?<=\0) +(?=[-+]?\.?\d)"), ""),
     (re.compile(r"(?<=[\w)\]%!°\0]) *([*/^÷±]+) *(?=[\w(\[.\0-])"), r"\1"),
     (re.compile(rf"(?<=[\d\0]) *([-+]) *{TERM}"), r"\1"),
@@ -124,7 +204,13 @@ JOINS = [
     (re.compile(r"[,:](?!\d)|(?<!\d)[,:]|'(?!\d)|(?<!\d)['!]"), " "),
 ]
 """Spaces that separate nothing go, separators that are written without a space get one."""
-SPACED = re.compile(r"(?<![\w.,])\d+(?:,\d+)*(?: \d+)+(?![\d/])")
+SPACED = re.compile(
+    r"(?P<label>\b(?:pages?|pp?\.|steps?|chapters?|sections?|questions?|problems?|exercises?|examples?|figures?|fig\.|tables?|"
+    r"parts?|items?|cases?|lines?|numbers?|no\.|nos\.|options?|days?|weeks?|months?|years?|rounds?|levels?|equations?|eq\.|"
+    r"rows?|columns?|versions?|rooms?|grades?) )?(?<![\w.,])\d+(?:,\d+)*(?: \d+)+(?![\d/])",
+    re.IGNORECASE,
+)
+"""Numbers with a space between them. After a word that numbers things they are two numbers, or one: neither is read."""
 CALL = re.compile(r"(?<=[^\W_])\([^()\n]*\)")
 WITH_COMMAS = re.compile(r"\d+(?:,\d+){2,}")
 
@@ -156,7 +242,8 @@ def last_integer(text: str) -> int | None:
 
 def only_number(text: str) -> Fraction | None:
     """The number that a text consists of, perhaps with a unit or a currency's sign; None if it is none."""
-    runs = list(_runs(text))
+    first, *rest = list(_runs(text)) or [""]
+    runs = [first, *(run for run in rest if not re.fullmatch(f"[{UNSPACED}]{{1,3}}", run))]
     read = _read(runs[0]) if len(runs) == 1 else []
     return read[0].value if len(read) == 1 else None
 
@@ -182,16 +269,46 @@ def _last(text: str) -> Numeral:
 
 def normalized(text: str) -> str:
     """A text with numbers, operators and spaces in one spelling, without LaTeX, and with expressions unspaced."""
-    text = html.unescape(text) if "&" in text else text
+    text = without_reasoning(html.unescape(text) if "&" in text else text)
+    if "<<" in text:
+        text = ANNOTATION.sub(lambda annotation: annotation["shown"] or OPAQUE, text)
+    if not text.isascii():
+        text = KEYCAPS.sub(OPAQUE, text)
+        text = re.sub(rf"(?<=[{UNSPACED}])(?=\*)|(?<=\*)(?=[{UNSPACED}])", " ", text)
     for pattern, instead in MARKS:
         text = pattern.sub(instead, text)
     text = _ascii_digits(text).translate(SPELLINGS)
+    if not text.isascii():
+        text = re.sub(r"[^\x00-\x7f°]", _without_pictures, text)
     if "\\" in text or "{" in text:
         text = _without_latex(text)
     text = CALL.sub(lambda call: re.sub(r"\s", "", call[0]), text)
     for pattern, instead in JOINS:
         text = pattern.sub(instead, text)
     return SPACED.sub(_grouped, text)
+
+
+def without_reasoning(text: str) -> str:
+    """A text without what stands in <think>…</think> and its like, or after such a tag that is not closed.
+
+    Where a tag is closed that was not opened, as in completions of prompts that open it, all before it is reasoning.
+    """
+    kept: list[str] = []
+    begin, reasons = 0, False
+    for tag in REASONING.finditer(text):
+        if any(tag.groups()):
+            if not reasons:
+                kept.clear()
+            begin, reasons = tag.end(), False
+        elif not reasons:
+            kept.append(text[begin : tag.start()])
+            reasons = True
+    return "\n".join(kept if reasons else [*kept, text[begin:]])
+
+
+def _without_pictures(match: re.Match[str]) -> str:
+    """Emoji and their like are spaces."""
+    return " " if unicodedata.category(match[0]) in ("So", "Sk") else match[0]
 
 
 def _runs(text: str) -> Iterator[str]:
@@ -216,7 +333,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
         value = literal_value("1e" + match["exponent"] if match["base"] else match["top"])
         if match["bottom"]:
             value /= literal_value(match["bottom"])
-        value *= literal_value("1e" + (match["power"] or "0")) * SCALES.get(match["scale"] or "", 1)
+        value *= literal_value("1e" + (match["power"] or "0")) * SCALES.get((match["scale"] or "").lower(), 1)
         integer = literal_value(match["integer"] or "0")
     except (ZeroDivisionError, OverflowError):
         return None
@@ -244,13 +361,14 @@ def _without_latex(text: str) -> str:
         text = pattern.sub(instead, text)
     for _ in range(MAX_DEPTH):
         before = text
+        text = WRAPPED.sub(lambda wrapped: f" {wrapped[1]}{wrapped[2] or ' '}", text)
         text = FRACTION.sub(_fraction, text)
-        text = WITH_ARGUMENTS.sub(lambda command: OPAQUE if re.search(r"[\d\0]", command[0]) else " ", text)
+        text = WITH_ARGUMENTS.sub(OPAQUE, text)
         if text == before:
             break
-    text = re.sub(r"\\[dtc]?frac.*", OPAQUE, text)
-    text = OPERANDS.sub(OPAQUE, text)
-    return re.sub(r"\\[a-zA-Z]+|[{}]", " ", text)
+    text = re.sub(rf"{FRACTIONS}.*", OPAQUE, text)
+    text = re.sub(HARMLESS, " ", text)
+    return re.sub(r"[{}]", " ", re.sub(r"\\[a-zA-Z]+", OPAQUE, text))
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -263,8 +381,11 @@ def _fraction(match: re.Match[str]) -> str:
 
 def _grouped(match: re.Match[str]) -> str:
     """Numbers with a space between them: digits in groups of three are one, and what could be either is neither."""
-    first, *rest = match[0].split(" ")
+    label = match["label"] or ""
+    first, *rest = match[0][len(label) :].split(" ")
     if all(len(part) != 3 for part in rest):
         return match[0]
-    grouped = first.isdecimal() and len(first) <= 3 and first[0] != "0" and all(len(part) == 3 for part in rest)
-    return ("_" if grouped else OPAQUE).join((first, *rest))
+    grouped = (
+        not label and first.isdecimal() and len(first) <= 3 and first[0] != "0" and all(len(part) == 3 for part in rest)
+    )
+    return label + ("_" if grouped else OPAQUE).join((first, *rest))

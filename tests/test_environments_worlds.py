@@ -14,6 +14,7 @@ from agentlab.environments.games import formula_in, problem_with
 from agentlab.errors import ConfigError, RewardError
 from agentlab.rewards.code import code_in
 from agentlab.tools import Limits, SandboxPool
+from agentlab.tools.calculator import evaluate, shown
 from agentlab.types import Action, Task, ToolCall
 
 WALLS = "subprocess"
@@ -82,7 +83,9 @@ def test_fixed_programs_and_settings_are_judged_by_what_they_do():
 
 def test_hostile_answers_are_read_in_time():
     started = time.process_time()
-    for text in ("<answer>" * 100_000, "```" + " " * 500_000, "```python\n" * 50_000, "1 + " * 200_000):
+    pieces = ("~", "-", "1 (a", "1 aa ", "*1 ", "\\text{", "\\frac{", "1 x ", "1*\n", "<think>", "1=")
+    hostile = ("<answer>" * 100_000, "```" + " " * 500_000, "```python\n" * 50_000, "1 + " * 200_000)
+    for text in (*hostile, *((piece * 20_000)[:20_000] for piece in pieces)):
         assert len(code_in(text)) <= len(text)
         assert len(formula_in(text)) <= len(text)
     assert time.process_time() - started < 2
@@ -220,6 +223,86 @@ def test_every_countdown_can_be_solved_by_its_own_solution(seed, numbers):
 def test_a_formula_is_worked_out_exactly_and_each_number_is_used_once(answer, says):
     problem = problem_with(formula_in(answer), (3, 4, 5, 4), 35)
     assert says in problem and bool(says) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("answer", "numbers", "target", "reward"),
+    [
+        ('3 x 4 + 5', (3, 4, 5), 17, 1.0), ('3 x 4 + 5', (3, 4, 5), 9, 0.0),
+        ('\\boxed{3 \\times 4 + 5}', (3, 4, 5), 17, 1.0), ('\\boxed{3 \\times 4 + 5}', (3, 4, 5), 9, 0.0),
+        ('$10 \\div 2 + 3$', (10, 2, 3), 8, 1.0), ('$10 \\div 2 + 3$', (10, 2, 3), 5, 0.0),
+        ('10 x (2 + 3)', (10, 2, 3), 50, 1.0), ('10 x (2 + 3)', (10, 2, 3), 5, 0.0), ('[3*4]+5', (3, 4, 5), 17, 1.0),
+        ('[3*4]+5', (3, 4, 5), 12, 0.0), ('\\frac{10}{2} + 3 - 1', (10, 2, 3, 1), 7, 1.0),
+        ('\\frac{10}{2} + 3 - 1', (10, 2, 3, 1), 2, 0.0), ('$3 \\times 4 + 5$', (3, 4, 5), 17, 1.0),
+        ("3*4+5 (that's 17)", (3, 4, 5), 17, 1.0), ('17 = 3*4+5', (3, 4, 5), 17, 1.0),
+        ('3*4+5 = 17', (3, 4, 5), 17, 1.0), ('3*4+5 (= 17)', (3, 4, 5), 17, 1.0),
+        ('(3*4+5 = 17)', (3, 4, 5), 17, 1.0), ('(the formula 3*4+5)', (3, 4, 5), 17, 1.0),
+        ('**3*4+5**', (3, 4, 5), 17, 1.0), ('*3*4+5*', (3, 4, 5), 17, 1.0),
+        ('**Answer: 3*4+5** is it', (3, 4, 5), 17, 1.0), ('`3*4+5`', (3, 4, 5), 17, 1.0),
+        ('3 × 4 + 5 → 17', (3, 4, 5), 17, 1.0), ('3*4+5 -> 17', (3, 4, 5), 17, 1.0),
+        ('3*4+5 => 17', (3, 4, 5), 17, 1.0), ('3 times 4 plus 5', (3, 4, 5), 17, 1.0),
+        ('10 : 2 + 3', (10, 2, 3), 8, 1.0), ('10:2+3', (10, 2, 3), 8, 1.0), ('10 :2 + 3', (10, 2, 3), 5, 0.0),
+        ('Step 1: 3*4+5', (3, 4, 5), 17, 1.0), ('{3*4}+5', (3, 4, 5), 17, 1.0),
+        ('\\left(3+4\\right)\\cdot 5 = 35', (3, 4, 5), 35, 1.0), ('3 y 4 + 5', (3, 4, 5), 9, 0.0),
+        ('4 + 5 times x', (4, 5), 9, 0.0), ('4+5 squared', (4, 5), 9, 0.0), ('3 & 4 + 5', (3, 4, 5), 9, 0.0),
+        ('3 @ 4 + 5', (3, 4, 5), 9, 0.0), ('3² + 4 + 5', (3, 4, 5), 9, 0.0), ('3 mod 4 + 5', (3, 4, 5), 9, 0.0),
+        ('3 \\bmod 4 + 5', (3, 4, 5), 9, 0.0), ('\\sqrt{9} 4 + 5', (4, 5), 9, 0.0),
+        ('3\\sqrt{4 + 5}', (4, 5), 9, 0.0), ('So 3 + 4 = 7, and (3 + 4) * 5 = 35', (3, 4, 5), 35, 1.0),
+        ('3*4+5 = 12+5 = 17', (3, 4, 5), 17, 1.0), ('3+4 = 7; y = 3*4+5', (3, 4, 5), 17, 1.0),
+        ('<think>3*4+5</think>no idea', (3, 4, 5), 17, 0.0), ('<think>3+4<answer>3*4+5</answer>', (3, 4, 5), 17, 0.0),
+        ('<think>3+4</think><answer>3*4+5</answer>', (3, 4, 5), 17, 1.0), ('{"answer": "3*4+5"}', (3, 4, 5), 17, 1.0),
+        ('3 &times; 4 + 5', (3, 4, 5), 17, 1.0), ('3 ⋅ 4 + 5', (3, 4, 5), 17, 1.0), ('3 ∗ 4 + 5', (3, 4, 5), 17, 1.0),
+        ('\\begin{aligned} 3 \\times 4 + 5 &= 17 \\end{aligned}', (3, 4, 5), 17, 1.0),
+        ('The answer is $\\boxed{\\frac{10}{2}+3}$.', (10, 2, 3), 8, 1.0), ('(3+4*5', (3, 4, 5), 23, 0.0),
+        ('3*4+5)', (3, 4, 5), 17, 0.0), ('Target 17: 3*4+5', (3, 4, 5), 17, 1.0),
+        ('Using 3, 4, 5: 3*4+5', (3, 4, 5), 17, 1.0), ('x = 3*4+5', (3, 4, 5), 17, 1.0),
+        ('3*4+5 gives 17', (3, 4, 5), 17, 1.0), ('3*4+5 is 17.', (3, 4, 5), 17, 1.0),
+        ('1. 3*4+5', (3, 4, 5), 17, 1.0), ('3*4+5, which is 17', (3, 4, 5), 17, 1.0),
+        ('3*4+5, 17', (3, 4, 5), 17, 0.0), ('3*\n4+5', (3, 4, 5), 9, 0.0), ('3 *\n4 + 5', (3, 4, 5), 17, 1.0),
+        ('3 + \\text{foo} 4 + 5', (3, 4, 5), 9, 0.0),
+    ],
+)  # fmt: skip
+def test_a_formula_is_read_whole_in_the_usual_styles_or_not_at_all(answer, numbers, target, reward):
+    env = Countdown(Task("c", "?", {"numbers": numbers, "target": target}))
+    env.reset()
+    assert env.step(Action(answer)).reward == reward
+
+
+TIMES, OVER = (
+    ["*", "x", "X", "×", "·", "∗", "\\times ", "\\cdot ", "times"],
+    ["/", "÷", ":", "\\div ", "divided by", "∕"],
+)
+AROUND_FORMULAS = [
+    "{}", "${}$", "\\( {} \\)", "\\boxed{{{}}}", "**{}**", "{} = {value}", "{value} = {}", "So: {} (that's {value})",
+    "`{}`", "<answer>{}</answer>", "<think>1 + 1</think>{}", "x = {}", "The formula is {}.", "1. {}",
+    "{} \\approx {value}", "({} = {value})",
+]  # fmt: skip
+
+
+@given(
+    numbers=st.lists(st.integers(1, 99), min_size=3, max_size=3),
+    operators=st.tuples(*[st.sampled_from(["+", "-", "−", "–", "plus", *TIMES, *OVER])] * 2),
+    brackets=st.sampled_from(["()", "[]", "{}", None]),
+    around=st.sampled_from(AROUND_FORMULAS),
+    other=st.integers(1, 99),
+)
+def test_a_formula_in_any_style_makes_its_value_and_nothing_else(numbers, operators, brackets, around, other):
+    first, second = (
+        "*" if sign in TIMES else "/" if sign in OVER else "+" if sign in ("+", "plus") else "-" for sign in operators
+    )
+    opened, closed = brackets or ("", "")
+    a, b, c = numbers
+    plain = f"({a} {first} {b}) {second} {c}" if brackets else f"{a} {first} {b} {second} {c}"
+    value = evaluate(plain)
+    formula = f"{opened}{a} {operators[0]} {b}{closed} {operators[1]} {c}"
+    answer = around.format(formula, value=shown(value))
+    assert problem_with(formula_in(answer), numbers, value) == "", answer
+    if other != value:
+        assert problem_with(formula_in(answer), numbers, other), answer
+    for unknown in ("y", "@", "&", "mod", "\\bmod", "\\foo", "to the power of", "%%"):
+        joined = around.format(f"{a} {unknown} {b} {operators[1]} {c}", value=shown(value))
+        fragment = evaluate(f"{b} {second} {c}")
+        assert problem_with(formula_in(joined), numbers, fragment), joined
 
 
 @pytest.mark.parametrize(

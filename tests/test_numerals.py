@@ -19,7 +19,7 @@ AROUND = [
     "{}", "The answer is {}.", "**{}**", "$x = {}$", "\\boxed{{{}}}", "\\[ y = {} \\]", "<answer>{}</answer>", "({})",
     "`{}`", '"{}"', "#### {}", "Answer:{}", "x={}", "= {} km/h", "6 * 7 = {}", "so\n\n* {}", "> {}",
     "It is {}, I think.",
-    "{}!", '{{"answer": {}}}', "\\text{{It is }} {}", "in 2 steps: {}cm^2", "{}\\%", "on 2024-01-05 it was {}",
+    "It is {}!", '{{"answer": {}}}', "\\text{{It is }} {}", "in 2 steps: {}cm^2", "{}\\%", "on 2024-01-05 it was {}",
     "答案是{}。", "\\(\\displaystyle {}\\)", "(see x1) {} (see GPT-4)", "*{}*",
 ]  # fmt: skip
 
@@ -124,6 +124,98 @@ def test_what_is_longer_than_a_number_or_reads_in_two_ways_is_none(text):
     assert last_number(f"It is {text}.") is None
 
 
+STYLES = [
+    ('$x=\\frac{20+4}{2}=12$', 12), ('$\\sqrt{256}=16$', 16), ('\\sqrt{3^2+4^2}=5', 5), ('x=\\sqrt{4}=2', 2),
+    ('\\sqrt{25}= 5', 5), ('$\\theta=30^\\circ$', 30), ('\\lambda=3', 3), ('\\pi=3.14', Fraction(157, 50)),
+    ('π=3.14', Fraction(157, 50)), ('3\\times\\frac{4+2}{2}=9', 9), ('2\\cdot\\pi=6.28', Fraction(157, 25)),
+    ('\\binom{5}{2}=10', 10), ('\\frac{a}{b}=5', 5), ('\\cos\\theta=0.5', Fraction(1, 2)), ('x≥=5', None),
+    ('x \\neq 5', None), ('x \\neq= 5', None), ('x != 5', None), ('x!=5', None), ('x \\not= 5', None),
+    ('x /= 5', None), ('x \\le5', None), ('x ≠ 5', None), ('48+24 = <<48+24=72>>72 clips', 72),
+    ('5*3=<<5*3=15>>15', 15), ('5*3=<<5*3=15>>15>>15', 15), ('= <<5*3=15>>15', 15), ('$<<5*3=15>>15.00', 15),
+    ('= $<<9*2=18>>18 every day', 18), ('<<3-1=2>>2 left', 2), ('5*3=$<<5*3=15>>15', 15),
+    ('I had 5 <<5*3=15>>', None), ('She has 5*3 <<5*3=15>> = 15', 15), ('= <<5-8=-3>>-3', -3), ('共12个苹果', 12),
+    ('12元', 12), ('12个', 12), ('5人', 5), ('5円', 5), ('5개', 5),
+    ('答：5元。', 5), ('정답은 5입니다', 5), ('答えは5です。', 5),
+    ('“5”', 5), ('«5»', 5), ('„5“', 5), ('5✅', 5), ('**5**✅', 5), ('✔5', 5), ('5️⃣', 5), ('1️⃣2️⃣', 12),
+    ('答案是**5**个', 5), ('3个加5个等于8个', 8), ('3加5', None), ('10除以2', None),
+    ('3分之1', None), ('2024年1月5日', None),
+    ('5万', None), ('5 万', None), ('5个半', None), ('3点5', None),
+    ('第3题答案是5', 5), ('5👍🏽', 5), ('5㎡', 5), ('25℃', 25),
+    ('5割', None), ('小明有3个苹果，小红有5个', 5), ('5บาท', 5), ('x→5', 5), ('\\color{red}{5}', 5),
+    ('\\colorbox{yellow}{5}', 5), ('{\\Large{5}}', 5), ('\\bf{5}', 5), ('\\hbox{5}', 5), ('\\framebox{5}', 5),
+    ('\\boxed{5~000}', 5000), ('\\textcolor{blue}{\\mathbf{5}}', 5), ('{\\color{red} 5}', 5),
+    ('\\fcolorbox{red}{white}{5}', 5), ('\\boxed{{5}}', 5), ('\\SI{5}{\\meter\\per\\second}', 5),
+    ('x=5 \\tag{1}', 5), ('\\boxed{5}\\checkmark', 5), ('5\\hspace{1cm}', 5), ('\\framebox[2cm]{5}', 5),
+    ('\\boldsymbol{5}', 5), ('5 \\text{ million}', 5000000), ('3 Million', 3000000), ('\\log_2 5', None),
+    ('\\log_25', None), ('{5 \\choose 2}', None), ('\\arctan 2', None), ('\\cot 45', None), ('|-5|', None),
+    ('\\left|-5\\right|', None), ('$|-5|$', None), ('\\lvert -5\\rvert', None), ('\\lfloor 5.5 \\rfloor', None),
+    ('⌊ 5.5 ⌋', None), ('x \\equiv 3 \\pmod 7', None), ('x \\equiv 3 \\pmod{7}', None), ('3 (mod 7)', None),
+    ('10 mod 3', None), ('2 thousand 5 hundred', None), ('2 million 500 thousand', None),
+    ('2 thousand and 5', None), ('2 hundred thousand', None), ('10 divided by 2', None), ('3 point 5', None),
+    ('5!', None), ('$5!$', None), ('\\boxed{5!}', None), ('x = 5!', None), ('It is 5!', 5),
+    ('The answer is 5!', 5), ('see page 3 100', None), ('It is 3 100', 3100), ('5! = 120', 120), ('|-5| = 5', 5),
+    ('|-5|=5', 5), ('\\log_2 8=3', 3), ('\\log_2 8 = 3', 3), ('5 lakh', None), ('3 tenths', None),
+    ('3 out of 5', None), ('arctan 2', None), ('log_2 5', None), ('square root of 16', None), ('10% of 50', None),
+    ('3 squared', None), ('2\\sqrt{x}', None), ('5\\overline{3}', None), ('0.\\overline{3}', None),
+    ('\\overline{AB}=5', 5), ('\\lim_{x \\to 5} f', None), ('\\operatorname{arctan} 2', None),
+    ('\\text{lcm}(4,6,9)', None), ('\\sqrt{{5}}', None), ('\\sqrt{\\sqrt{16}}', None),
+    ('\\alpha \\text{ is } 5', 5), ('\\mathop{foo} 5', 5), ('\\foo 5', None), ('5 \\foo', None),
+    ('\\foo{x}5', None), ('\\sum_{i=1}^{5} i = 15', 15), ('\\sum_{i=1}^{5} i', None), ('\\left.5\\right|', None),
+    ('5\\textsuperscript{2}', None), ('answer:\\n5', 5), ('<think>\nLet me see, 3+4 = 7', None),
+    ("<think>7</think>I don't know", None), ('<think>41?</think>42', 42), ('so 41</think>42', 42),
+    ('<think>a</think>5<think>6', 5), ('[THINK]3[/THINK]4', 4), ('<thinking>3</thinking>', None),
+    ('| x | -5 |', -5), ('|a|b|\n|---|---|\n| 5 | 6 |', 6), ('In 2024, 5 people came', 5), ('it costs $5!', 5),
+    ('5 times', 5), ("It's 5 percent", 5), ('5 over', 5), ('x >= 5', None),
+    ('The angle is $30^{\\circ}\\text{C}$', 30), ('-5', -5), ('2 dozen', 24),
+]  # fmt: skip
+"""What models write around a number, and what only contains one."""
+
+
+@pytest.mark.parametrize(("text", "value"), STYLES)
+def test_a_number_is_read_in_every_style_and_a_fragment_in_none(text, value):
+    assert last_number(text) == value
+
+
+@pytest.mark.parametrize("gold", ["12个", "12元", "12 개", "12✅", "“12”", "\\text{12}", "$12$", "**12**"])
+def test_a_right_answer_may_be_written_with_a_counter_or_in_quotes(gold):
+    assert scored(gold, "so it is 12") == {1.0}
+
+
+ALONE = ["{}", "{}个", "“{}”", "{}✅", "{{\\Large {}}}", "\\color{{red}}{{{}}}", "$<<9*2=18>>{}", "<think>1</think>{}"]
+LEFT = [
+    "\\sqrt{{{}}}", "\\frac{{{}+1}}{{2}}", "{} \\times 3", "\\theta", "\\binom{{{}}}{{2}}", "\\log_2 {}", "|-{}|", "π",
+    "\\lfloor {} \\rfloor", "{}!", "2^{{{}}}", "\\unknown{{{}}}", "\\sin {}^\\circ", "{} \\pmod 7", "{} \\bmod 7",
+    "{{{} \\choose 2}}", "{} divided by 3", "{} point 5", "2 thousand {} hundred", "\\sum_{{i=1}}^{{{}}} i",
+]  # fmt: skip
+
+
+@given(
+    left=st.sampled_from(LEFT),
+    inside=st.integers(3, 999),
+    right=st.integers(0, 10**6),
+    space=st.sampled_from(["", " "]),
+    alone=st.sampled_from(ALONE),
+    around=st.sampled_from(["{}", "${}$", "\\[{}\\]", "\\boxed{{{}}}", "So {}."]),
+)
+def test_an_expression_has_no_number_and_its_value_stands_after_the_sign_of_equality(
+    left, inside, right, space, alone, around
+):
+    expression = left.format(inside)
+    assert last_number(around.format(expression)) is None
+    assert last_number(around.format(f"{expression} ={space}{alone.format(right)}")) == right
+    for unequal in ("\\neq ", "≠", "\\not= ", ">= ", "≥=", "\\leq "):
+        assert last_number(around.format(f"{expression} {unequal}{right}")) is None
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.sampled_from(["think", "thinking", "reasoning", "THINK"]))
+def test_reasoning_is_not_read(thought, answer, tag):
+    assert last_number(f"<{tag}>{thought}?</{tag}>{answer}") == answer
+    assert last_number(f"{thought}?</{tag}>\n{answer}") == answer
+    assert last_number(f"{answer} <{tag}>{thought}") == answer
+    assert last_number(f"<{tag}>{thought}</{tag}>I do not know") is None
+    assert last_number(f"<{tag}>\n3+4 = {thought}") is None
+
+
 @given(
     digits=st.from_regex(r"[1-9]\d{0,6}", fullmatch=True),
     before=st.from_regex(r"([a-zA-Z_][a-z0-9_]{0,4}[-._/^+*]?|\d[-+*^:]|\d\.\d+[.]|)", fullmatch=True),
@@ -179,6 +271,20 @@ def test_hostile_texts_are_read_in_time():
         "**1** ",
         "½",
         "(",
+        "\\a_",
+        "\\text{",
+        "<think>",
+        "</think>",
+        "<<1",
+        "<<1>>",
+        "|-1",
+        "1个",
+        "1 thousand ",
+        "page 1 ",
+        "5!",
+        "\\a ",
+        " ",
+        "{",
     )
     started = time.process_time()
     for piece in pieces:

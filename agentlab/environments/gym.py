@@ -8,7 +8,7 @@ from typing import Any
 
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.errors import ConfigError, nearest
-from agentlab.numerals import last_integer, numerals, only_number
+from agentlab.numerals import last_integer, numerals, only_number, without_reasoning
 from agentlab.types import EnvStepResult, Task
 
 HIGHLIGHT = re.compile(r"\x1b\[4\dm(.)")
@@ -181,6 +181,7 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     kind = type(space).__name__
     if kind == "Text":
         return text
+    text = without_reasoning(text)
     if kind == "Discrete":
         return _discrete(text, space, names)
     if kind not in ("Box", "MultiDiscrete", "MultiBinary"):

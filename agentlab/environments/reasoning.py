@@ -6,6 +6,7 @@ from typing import Any
 from agentlab.environments.base import BaseTaskEnv
 from agentlab.environments.task import answer_of
 from agentlab.errors import ConfigError
+from agentlab.numerals import without_reasoning
 from agentlab.tasks.reasoning import reasoning_gym
 from agentlab.types import EnvStepResult, Task
 
@@ -15,7 +16,7 @@ OPEN, CLOSE = "<answer>", "</answer>"
 class Reasoning(BaseTaskEnv):
     """Shows a puzzle and rewards the answer as reasoning-gym does, from 0 to 1.
 
-    The answer is what stands in the last <answer>…</answer>, or else the whole text.
+    The answer is what stands in the last <answer>…</answer>, or else the whole text but <think>…</think>.
 
     Args:
         task: A task of `al.tasks.reasoning`.
@@ -43,7 +44,8 @@ class Reasoning(BaseTaskEnv):
 
 
 def tagged_answer(text: str) -> str:
-    """What stands in the last <answer>…</answer>, or else the whole text, without spaces at its ends."""
+    """What stands in the last <answer>…</answer>, or else the whole text, without reasoning and spaces at its ends."""
+    text = without_reasoning(text)
     end = text.rfind(CLOSE)
     begin = text.rfind(OPEN, 0, max(end, 0))
     return (text[begin + len(OPEN) : end] if begin >= 0 else text).strip()
