@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentlab.chat import OwnTokenizer
 from agentlab.inference.jax_engine import JaxEngine, stop_token_ids
 from agentlab.inference.shapes import PrefillSize, Shapes
 from agentlab.models import tiny_model
@@ -73,7 +74,7 @@ def check_exact(request: GenerationRequest, completion: Completion) -> None:
 def check_ended(request: GenerationRequest, completion: Completion) -> None:
     """It ended where it says, and its text holds a stop string only at its end."""
     sampling, tokens = request.sampling, completion.tokens
-    ends = {*sampling.stop_token_ids, *stop_token_ids(MODEL)}
+    ends = {*sampling.stop_token_ids, *stop_token_ids(MODEL, OwnTokenizer(MODEL.tokenizer))}
     by_text = [MODEL.tokenizer.decode(list(tokens[:n])) for n in (len(tokens) - 1, len(tokens))]
     stopped = [tokens[-1] in ends or any(s in by_text[1] for s in sampling.stop)] if tokens else [False]
     assert not any(s in by_text[0] for s in sampling.stop) and not ends & set(tokens[:-1])
