@@ -40,7 +40,13 @@ def tool_schema(schema: Any) -> dict[str, Any]:
     """
     if not isinstance(schema, Mapping):
         raise ConfigError(f"a schema must be a mapping like {{'type': 'object'}}, got {type(schema).__name__}.")
-    root = without_nulls(schema)
+    return json.loads(_in_one_form(json_text(without_nulls(schema))))
+
+
+@functools.lru_cache(512)
+def _in_one_form(text: str) -> str:
+    """`tool_schema` of JSON text; every episode makes the same tools anew."""
+    root = json.loads(text)
     if any(isinstance(part.get("items"), list) or "dependencies" in part for part in parts_of(root)):
         root.setdefault("$schema", DRAFT_7)  # the last draft in which that means anything
     _check_keywords(root)
@@ -59,7 +65,7 @@ def tool_schema(schema: Any) -> dict[str, Any]:
     behind = argument_schemas({key: part for key, part in root.items() if key != "properties"}, root)
     own = root.get("properties", {})  # where it only repeats what stands behind, it was put there by this function
     properties |= {name: part for name, part in own.items() if name in behind and part == behind[name]}
-    return {**root, "type": "object", "properties": properties, "required": top.get("required", [])}
+    return json_text({**root, "type": "object", "properties": properties, "required": top.get("required", [])})
 
 
 def without_nulls(schema: Any, depth: int = 0) -> Any:
@@ -283,7 +289,7 @@ def compiled(text: str) -> Any:
         return jsonschema_rs.validator_for(json.loads(text), retriever=_never_fetched)
 
 
-def _check_keywords(root: Schema) -> None:
+def _check_keywords(root: Any) -> None:
     """Refuse what no draft allows, before anything reads the schema and takes it for what it should be.
 
     Raises:
@@ -297,7 +303,7 @@ def _check_keywords(root: Schema) -> None:
             f"the schema is invalid: Unknown meta-schema {dialect!r}. Leave $schema out, or name a draft."
         )
     with _invalid():
-        jsonschema_rs.meta.validate(json.loads(json_text(root)))
+        jsonschema_rs.meta.validate(root)
 
 
 @contextlib.contextmanager
