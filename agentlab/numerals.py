@@ -47,7 +47,7 @@ LITERAL = rf"(?:{GROUPED}(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 """Digits, perhaps grouped, with a fraction and an exponent; no sign."""
 SEPARATORS = str.maketrans("", "", " ,_'")
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-LENGTH = "[nµμucdkm]?m|mi|ft|yd|in"
+LENGTH = "[nµμucdkm]?m|mi|ft|yd|in|units?|inch(?:es)?|feet|foot|yards?|miles?|(?:kilo|centi|milli)?met(?:er|re)s?"
 UNITS = (
     "ha|ml|mL|cl|dl|l|L|mg|kg|lbs?|oz|g|ns|µs|μs|us|ms|secs?|s|mins?|hrs?|h|kHz|MHz|GHz|Hz|kPa|Pa|kN|kJ|kcal|cal|"
     "kWh|kW|W|mV|kV|V|mA|mol|eV|rad|deg|px|mph|kmh|kph|KB|kB|MB|GB|TB|EUR|USD|GBP|seconds?|minutes?|hours?|days?|weeks?|months?|years?|percent|person|meters?|metres?|dollars?|cents?"
@@ -117,7 +117,7 @@ COMMANDS = [
     (re.compile(r"\\pm(?![a-z])|\\mp(?![a-z])"), "±"),
     (
         re.compile(
-            r"\\(?:approx|simeq|sim|cong|doteq|to|(?:[lL]ong)?[rR]ightarrow|implies|iff|equiv|therefore|because|begin|end)"
+            r"\\(?:approx|simeq|sim|cong|doteq|mapsto|to|(?:[lL]ong)?[rR]ightarrow|implies|iff|equiv|therefore|because|begin|end)"
             r"(?![a-zA-Z])"
         ),
         "=",
@@ -157,7 +157,7 @@ OTHER_SCALES = (
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 """Letters of the scripts that put no space between a number and its word."""
 UNSPACED_SCALES = (
-    r"[\u3400-\u9fff\uac00-\ud7af]?半|[万萬億亿兆千百十拾佰仟割折成만억조천백십]|번째|番目|つ目|"
+    r"[\u3400-\u9fff\uac00-\ud7af]?半|[万萬億亿兆百十拾佰仟割折억천백십]|千(?![克米瓦卡])|成(?!员)|만(?!큼)|조(?!각)|번째|番目|つ目|"
     r"ล้าน|แสน|หมื่น|พัน|ร้อย"
 )
 UNSPACED_WORDS = (
@@ -175,6 +175,7 @@ JOINS = [
     (re.compile(r"(?<=[-+])[$€£¥₹₩₽¢] ?"), ""),
     (re.compile(r"[$€£¥₹₩₽¢]"), " "),
     (re.compile(rf"(?<=[\w)%°]) +(?:{WORDS}) +(?=[-+]?\.?\d)", re.IGNORECASE), OPAQUE),
+    (re.compile(r"(?<=\d) +and +(?:(?:an?|one|two|three) +(?:half|third|quarter|fifth|tenth)|(?=\d+/\d))"), OPAQUE),
     (re.compile(r"(?<=\d) +(?:squared|cubed|factorial|st|nd|rd|th)\b", re.IGNORECASE), OPAQUE),
     (re.compile(r" {0,2}\(? ?\bmod(?:ulo)? +(?=-?\d)", re.IGNORECASE), OPAQUE),
     (re.compile(r"\b(?:minus|negative) +(?=\.?\d)", re.IGNORECASE), "-"),

@@ -161,6 +161,14 @@ def test_what_is_no_action_is_refused(text):
         read_action(text, spaces.Discrete(3))
 
 
+def test_reasoning_names_no_action():
+    assert read_action("<think>2, or [0, 1]?</think>\n[1, 0]", spaces.MultiBinary(2)).tolist() == [1, 0]
+    assert read_action("<think>left?</think>right", spaces.Discrete(2), ("left", "right")) == 1
+    for space in (spaces.MultiBinary(2), spaces.Discrete(3)):
+        with pytest.raises(NotAnAction):
+            read_action("<think>[1, 0], so 1", space)
+
+
 def test_colours_become_brackets_or_go():
     assert plain("\x1b[41mS\x1b[0mF \x1b[34;1mG\x1b[0m\n") == "[S]F G"
 

@@ -167,6 +167,9 @@ STYLES = [
     ('| x | -5 |', -5), ('|a|b|\n|---|---|\n| 5 | 6 |', 6), ('In 2024, 5 people came', 5), ('it costs $5!', 5),
     ('5 times', 5), ("It's 5 percent", 5), ('5 over', 5), ('x >= 5', None),
     ('The angle is $30^{\\circ}\\text{C}$', 30), ('-5', -5), ('2 dozen', 24),
+    ("3 and a half", None), ("1 and 1/2", None), ("5 \\, \\text{units}^2", 5), ("5\\text{ meters}^2", 5), ("5千克", 5),
+    ("5千", None), ("5조각", 5), ("5조", None), ("n \\mapsto 5", 5), ("\\boxed{\\$18}", 18), ("5<|eot_id|>", 5),
+    ("the area is $25\\pi \\approx 78.5$", Fraction(157, 2)), ("\\gcd(12, 18) = 6", 6), ("10 mod 3 = 1", 1),
 ]  # fmt: skip
 """What models write around a number, and what only contains one."""
 

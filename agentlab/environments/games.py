@@ -45,6 +45,7 @@ STYLES = [
 """How formulas are written in LaTeX, in the calculator's spelling."""
 GROUP = re.compile(r"\\(?:boxed|fbox|text[a-z]*|math[a-z]+)\s*\{([^{}]*)\}")
 FRACTION = re.compile(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+BRACES = re.compile(r"(?<![\w\\}])\{([^{}]*)\}")
 MAX_DEPTH = 10
 """LaTeX groups in each other; in deeper ones there is no formula."""
 WORDED = [
@@ -142,7 +143,7 @@ def _spelled(text: str) -> str:
         text = pattern.sub(instead, text)
     for _ in range(MAX_DEPTH if "{" in text else 0):
         before = text
-        text = FRACTION.sub(r"((\1)/(\2))", GROUP.sub(r" \1 ", text))
+        text = BRACES.sub(r"(\1)", FRACTION.sub(r"((\1)/(\2))", GROUP.sub(r" \1 ", text)))
         if text == before:
             break
     text = text.translate(SPELLINGS).translate({ord("{"): "(", ord("}"): ")"})

@@ -26,7 +26,8 @@ def same_number(task: Task, answer: str) -> float:
     equal; so are 0.75, 3/4 and `\\frac{3}{4}`, and 1000, 1e3 and 1×10^3; −5 and -$5 are below 0. A unit or a
     percent sign is not part of the number: 50% is 50. A fragment is no number: where the last thing with
     digits in it is an expression (10-7, 2π), a range, a date, a time, or may be read in two ways (1,23), the
-    answer has no number and earns 0. Names with digits in them (x1, GPT-4) are passed over.
+    answer has no number and earns 0. After a plain = an expression's value is read (`\\sqrt{16}=4`), after ≠ or ≥
+    none. Names with digits in them (x1, GPT-4), GSM8K's <<3+4=7>> and reasoning in <think>…</think> are passed over.
 
     Raises:
         RewardError: the task has no answer, or it is not a number.
