@@ -131,3 +131,45 @@ def test_impossible_options_and_a_missing_library_are_told_when_the_reward_is_ma
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"agentlab\[math\]"):
         math_equal()
+
+
+@pytest.mark.parametrize(
+    ("right", "given", "reward"),
+    [
+        ("5040", r"\boxed{7!}", 1),
+        ("7", r"\boxed{7!}", 0),
+        ("5", r"\boxed{|-5|}", 1),
+        ("-5", r"\boxed{|-5|}", 0),
+        (r"\frac{\pi}{2}", r"\boxed{\arccos 0}", 1),
+        ("0", r"\boxed{\arccos 0}", 0),
+        ("60", r"\boxed{\sec 60^\circ}", 0),
+        (r"\cot 45", r"\boxed{45}", 0),
+        ("5", r"\boxed{\lfloor 5.5 \rfloor}", 1),
+        ("5.5", r"\boxed{\lfloor 5.5 \rfloor}", 0),
+        ("5", r"\boxed{>5}", 0),
+        ("5", r"\boxed{\not= 5}", 0),
+        ("12", r"\boxed{12_3}", 0),
+        ("12_3", r"\boxed{12_3}", 1),
+    ],
+)
+def test_an_argument_of_a_function_or_a_relation_is_no_value(equal, right, given, reward):
+    assert equal(task(right), given) == reward
+
+
+@pytest.mark.parametrize(
+    ("right", "given", "reward"),
+    [
+        ("16", "We have $x=4$. So the answer is 16.", 1),
+        ("4", "We have $x=4$. So the answer is 16.", 0),
+        ("16", "Since $x=4$, the area is **16**.", 1),
+        ("5", "The answer is 5 (since $x=3$).", 1),
+        ("(2, 3)", "The answer is (2, 3), since both hold.", 1),
+        (r"(x-1)(x+1)", "The answer is $(x-1)(x+1)$, as $x=3$ shows.", 1),
+        ("7", r"\begin{align*} y &= 3 \\ x &= 7 \end{align*}", 1),
+        ("7", r"\boxed{\begin{aligned}7\end{aligned}}", 1),
+        ("7", "<think>So $x = 7$, but wait", 0),
+        ("8", "<think>$7$</think>It is $8$.", 1),
+    ],
+)
+def test_the_stated_answer_counts_not_the_last_formula_and_never_reasoning(equal, right, given, reward):
+    assert equal(task(right), given) == reward

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentlab.concurrency import GivenUp, LimitedCalls
 from agentlab.errors import ConfigError, RewardError
-from agentlab.numerals import last_number, only_number
+from agentlab.numerals import last_number, only_number, without_reasoning
 from agentlab.rewards.answers import expected
 from agentlab.rewards.score import RewardFn
 from agentlab.types import Task, checked_option
@@ -30,6 +30,12 @@ DIGITS = 2100
 INLINE = re.compile(r"\$(?!\s)([^$]+)(?<!\s)\$(?!\d)")
 DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"))
 WORD = re.compile(r"(?<!\S)[A-Za-z]{2,}[.,:;]?(?!\S)")
+STATES = re.compile(r"\b(?:answer|result)\b[^.\n$]{0,40}?(?:\bis\b|[:=])|####")
+CLAUSE_ENDS = re.compile(r"[;\n]|(?<=\S)\s\(|\.(?=\s|$)|,(?=\s+[a-z]{2})|\s(?:since|because|as|where|when|so)\s")
+ALIGNED = re.compile(r"\\begin\{(align|aligned|gather|gathered|equation)\*?\}(.*?)\\end\{\1\*?\}", re.DOTALL)
+NEW_LINE = "\\\\"
+PARTIAL = re.compile(r"\A\s*(?:[<>≤≥≠=]|\\(?:n?[lg]eq?(?:slant)?|neq?|not|neg)\b)|\d\s*_")
+"""Of which math-verify reads no more than a number."""
 LEADS = re.compile(r"=|:|\b(?:is|are|equals)\b")
 
 
@@ -37,9 +43,12 @@ def math_equal(*, timeout_s: float = 5.0, processes: int = 2) -> RewardFn:
     r"""A reward function: 1 where the answer equals `task.data["answer"]` as mathematics; else 0.
 
     `\frac{1}{2}`, 0.5 and 1/2 are equal; so are (x-1)(x+1) and x^2-1, `\{1,2\}` and `\{2,1\}`, and x = 5 and 5.
-    What is compared is what stands in the last `\boxed{}`; or else in the last `$…$`, `\(…\)` or `\[…\]`; or else all
-    of the answer; and of an answer in prose the expression that it ends with. Numbers are read as by `same_number`;
-    what is no number is judged by math-verify, which takes decimals as equal that agree to 6 digits.
+    What is compared is what stands in the last `\boxed{}`; or else what the answer states in words ("the answer is …",
+    "#### …"); or else the last `$…$`, `\(…\)` or `\[…\]`, unless a number follows it in the prose, which is it then; or
+    else all of the answer; and of an answer in prose the expression that it ends with. Reasoning in tags is no answer.
+    Numbers are read as by `same_number`; what is no number is judged by math-verify, which takes decimals as equal that
+    agree to 6 digits. A relation with nothing on its left (`>5`) and a number with an index (`12_3`) equal only
+    themselves, since that library would read the number alone.
 
     Needs the extra "math". Safe on any thread: comparisons run in processes of their own, which are ended when one
     takes too long. That is an error, never a 0.
@@ -63,9 +72,10 @@ def math_equal(*, timeout_s: float = 5.0, processes: int = 2) -> RewardFn:
 
     def equal(task: Task, answer: str) -> float:
         wanted = str(expected(task)).strip()
-        right, given = plain_math(math_in(wanted) or wanted), plain_math(math_in(answer))
-        if not given:
-            return 0.0
+        right, given = math_in(wanted) or wanted, math_in(answer)
+        if not given or PARTIAL.search(given) or PARTIAL.search(right):
+            return float(bool(given) and given == right)
+        right, given = plain_math(right), plain_math(given)
         if given == right:
             return 1.0
         reply = comparers.ask({"right": right, "given": given})
@@ -81,16 +91,21 @@ def math_equal(*, timeout_s: float = 5.0, processes: int = 2) -> RewardFn:
 
 def math_in(answer: str) -> str:
     """The expression that an answer gives, without what delimits it; empty if there is none."""
-    if boxed := _last_boxed(answer):
-        return boxed
-    text = answer.replace("$$", "$")
+    text = without_reasoning(answer)
+    if boxed := _last_boxed(text):
+        return _last_line(boxed)
+    text = _last_line(text.replace("$$", "$"))
+    if stated := _stated(text):
+        return stated
     delimited = [(match.end(), match[1]) for match in INLINE.finditer(text)]
     for begin, end in DELIMITERS:
         before, closed, _ = text.rpartition(end)
         _, opened, inside = before.rpartition(begin)
         delimited += [(len(before), inside)] if closed and opened else []
     if delimited:
-        return max(delimited)[1].strip()
+        end, inside = max(delimited)
+        after = last_number(text[end:])
+        return inside.strip() if after is None else str(after)
     text = text.strip().rstrip(".")
     if not WORD.search(text):
         return text
@@ -99,6 +114,37 @@ def math_in(answer: str) -> str:
         return tail
     number = last_number(text)
     return "" if number is None else str(number)
+
+
+def _stated(text: str) -> str:
+    """What an answer says that the answer is, as far as the clause goes; empty if it does not."""
+    leads = list(STATES.finditer(text))
+    if not leads:
+        return ""
+    rest = text[leads[-1].end() :].strip(" *")
+    for sign in (sign for pair in DELIMITERS for sign in pair):
+        rest = rest.replace(sign, "$")
+    if formula := INLINE.match(rest):
+        return formula[1].strip()
+    clause = CLAUSE_ENDS.split(rest, maxsplit=1)[0]
+    if formulas := INLINE.findall(clause):
+        return formulas[-1].strip()
+    clause = clause.strip().strip("*").strip()
+    if not WORD.search(clause):
+        return clause
+    number = last_number(clause)
+    return "" if number is None else str(number)
+
+
+def _last_line(text: str) -> str:
+    """The text with each aligned display as what its last line gives: `x &= 7` is x = 7."""
+    return (
+        ALIGNED.sub(lambda found: f"${found[2].strip().removesuffix(NEW_LINE).split(NEW_LINE)[-1]}$", text).replace(
+            "&", ""
+        )
+        if "\\begin{" in text
+        else text
+    )
 
 
 def plain_math(text: str) -> str:
