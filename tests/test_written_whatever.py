@@ -171,7 +171,7 @@ def test_a_model_that_writes_half_a_character_in_valid_json_ends_nothing(tmp_pat
 
     record = run_episode(
         ScriptedEngine([TALK, "done"]),
-        {"id": HALF, "prompt": f"Say {HALF}."},
+        {"id": "t", "prompt": f"Say {HALF}."},
         agent_class=ToolAgent,
         agent_kwargs={"tool_map": {"echo": echo}},
         env_class=ToolEnvironment,
@@ -284,5 +284,5 @@ def test_a_preview_is_shown_whatever_the_first_episodes_hold():
             pass
 
     learner = al.GRPOLearner(model=al.tiny_model(), agent_class=al.ModelAgent, env_class=Holds)
-    preview = learner.check([{"id": HALF, "prompt": f"a{HALF}"}], script=["yes"])
+    preview = learner.check([{"id": "t", "prompt": f"a{HALF}"}], script=["yes"])
     assert json.loads(sent({"text/html": preview.html, "text/plain": preview.text}))
