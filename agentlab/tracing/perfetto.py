@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from agentlab.errors import ConfigError
-from agentlab.files import escaped, open_atomically, target_of
+from agentlab.files import escaped, open_atomically, shown, target_of
 from agentlab.tracing.spans import Reading, Span, plain_tag
 from agentlab.tracing.wire import Wire
 
@@ -180,7 +180,7 @@ def _readings(wire: Wire, counters: Iterator[Reading]) -> Iterator[Packet]:
 
 def _label(stage: str, tags: Mapping[str, Any]) -> str:
     name = tags.get("tool", tags.get("name"))
-    return escaped(f"{stage} {name}") if name else stage
+    return f"{stage} {shown(name, str)}" if name else stage
 
 
 def _flows(wire: Wire, stage: str, tags: Mapping[str, Any]) -> list[bytes]:
@@ -195,5 +195,5 @@ def _flows(wire: Wire, stage: str, tags: Mapping[str, Any]) -> list[bytes]:
 @lru_cache(16_384)
 def _uuid(*parts: Any) -> int:
     """The same 64-bit number for the same parts, apart from the small ones of the processes."""
-    digest = hashlib.blake2b(escaped("\0".join(map(str, parts))).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b("\0".join(shown(part, str) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") | 1 << 32

@@ -53,16 +53,20 @@ class Span(NamedTuple):
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
-def plain_tag(value: Any) -> Any:
+MOST_DEEP = 16
+"""Lists in each other that a tag keeps as such."""
+
+
+def plain_tag(value: Any, depth: int = 0) -> Any:
     """A tag as what can be kept and read anywhere: a number, a text, a tuple of these.
 
-    Anything else becomes the text that `str` shows of it.
+    Anything else becomes the text that `str` shows of it, and so does what lies deeper than MOST_DEEP.
     """
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is tuple or kind is list:
-        return tuple(map(plain_tag, value))
+    if (kind is tuple or kind is list) and depth < MOST_DEEP:
+        return tuple([plain_tag(item, depth + 1) for item in value])
     return shown(value, str)
 
 
