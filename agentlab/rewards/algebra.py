@@ -23,6 +23,12 @@ PROGRAM = Path(__file__).with_name("algebra_process.py")
 START_S = 120.0
 """What a process may take to start and import SymPy on a machine that is busy."""
 END_S = 5.0
+MENTIONS = re.compile(r"[`$\s]*(?:means|denotes|indicates|marks|stands for|is (?:a )?(?:notation|the command))\b")
+UNFINISHED = re.compile(
+    r"\d\s*'(?!\d{3})|…|\.\.\.|(?<!\\)!|\||\d\s*_"
+    r"|\\(?![dtc]?frac|text|mbox|math|times|cdot|circ|degree|left|right|q?quad|displaystyle)[a-zA-Z]"
+)
+"""A number that goes on, or is something made from a number."""
 MAX_LEFT = 1000
 """Threads whose process was ended a moment ago and that have not seen it yet; there is no bound to keep."""
 DIGITS = 2100
@@ -51,7 +57,8 @@ def math_equal(*, timeout_s: float = 5.0, processes: int = 2) -> RewardFn:
     themselves, since that library would read the number alone.
 
     Needs the extra "math". Safe on any thread: comparisons run in processes of their own, which are ended when one
-    takes too long. That is an error, never a 0.
+    takes too long. The answer earns 0 then, and also where it is too large to calculate, if the right answer can be
+    compared with itself in that time; if not, that is an error, never a 0.
 
     Args:
         timeout_s: Seconds that a comparison may take.
@@ -149,7 +156,7 @@ def _last_line(text: str) -> str:
 
 def plain_math(text: str) -> str:
     """An expression as math-verify should read it: a number by its value, and nothing that would end it early."""
-    number = only_number(text)
+    number = None if UNFINISHED.search(text) else only_number(text)
     if number is None:
         return text.replace("$", "").strip()
     decimal = "." in text and "/" not in text and "frac" not in text
@@ -158,13 +165,15 @@ def plain_math(text: str) -> str:
 
 
 def _last_boxed(answer: str) -> str:
-    """What stands in the last `\\boxed{}` that is closed; empty if none is."""
-    _, opened, after = answer.rpartition("\\boxed{")
-    depth = 1
+    """What stands in the last `\\boxed{}` that is closed and not merely mentioned; empty if the last is not closed."""
+    before, opened, after = answer.rpartition("\\boxed{")
+    depth, escaped = 1, False
     for index, character in enumerate(after if opened else ""):
-        depth += (character == "{") - (character == "}")
+        depth += 0 if escaped else (character == "{") - (character == "}")
+        escaped = character == "\\" and not escaped
         if depth == 0:
-            return after[:index].strip()
+            mentioned = MENTIONS.match(after, index + 1) is not None
+            return _last_boxed(before) if mentioned else after[:index].strip()
     return ""
 
 
@@ -184,11 +193,21 @@ class Comparers:
             self._turns.put(None)
 
     def ask(self, request: Mapping[str, str]) -> Mapping[str, Any]:
-        """The answer of one of them.
+        """The answer of one of them; not equal where it is the given expression's fault that there is none.
 
         Raises:
-            RewardError: it took longer than it may, or its process ended.
+            RewardError: the right expression, compared with itself, took longer than it may, too, or ended its process.
         """
+        try:
+            return self._asked(request)
+        except RewardError as error:
+            try:
+                alone = self._asked({"right": request["right"], "given": request["right"]})
+            except RewardError:
+                raise error from None
+            return {**alone, "equal": False}
+
+    def _asked(self, request: Mapping[str, str]) -> Mapping[str, Any]:
         comparer, kept = self._turns.get(), None
         try:
             if comparer is None:
