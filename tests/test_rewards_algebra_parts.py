@@ -51,6 +51,14 @@ def reward(right, boxed):
         ("41/333", r"0.\overline{123}", 1),
         ("7/6", r"1.1\overline{6}", 1),
         ("3", r"0.\overline{3}", 0),
+        (r"y\sinh x", r"\sinh{\left(x \right)} \cdot y", 1),
+        (r"y\sinh x", r"\sinh{x} y", 1),
+        (r"\sinh(xy)", r"\sinh{\left(x \right)} \cdot y", 0),
+        (r"2y\sin^{2}(x)", r"\sin^{2}{\left(x \right)} \cdot y \times 2", 1),
+        (r"3x", r"\log_{2}{8} \cdot x", 1),
+        (r"\ln(x^2)", r"\ln{x}^2", 1),
+        (r"\cot(h)", r"\coth", 0),
+        (r"\coth(x)", r"\coth(x)", 1),
     ],
 )
 def test_what_is_dropped_or_misread_is_no_value(right, boxed, wanted):

@@ -43,13 +43,18 @@ SPELLINGS = [
         lambda match: re.sub(SPACE, "", match[0]),
     ),
 ]
+ARGUMENT = re.compile(
+    r"(\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?(?:\s*[_^]\s*(?:\{[^{}]*\}|\w))*)\s*"
+    r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}(?!\s*\^)"
+)
+"""A function and its argument in braces; math-verify would take what is multiplied behind them for a part of it."""
 ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
 PARTIAL = re.compile(
     rf"'|′|\\prime|\\phantom|\\[lc]?dots|…|\.\.\.|(?<![\d_^.])\d[\d.]*{SPACE}+\d|[\d)\]]\s*_|\d\}}\s*_"
-    r"|\\(?:gcd|lcm)\s*(?:\\left)?\([^()]*[a-zA-Z]"
+    r"|\\(?:gcd|lcm)\s*(?:\\left)?\([^()]*[a-zA-Z]|\\(?:cot|sec|csc)h(?![a-zA-Z])"
 )
-"""Of which math-verify drops or misreads a part: primes, dots, bases, numbers side by side."""
+"""Of which math-verify drops or misreads a part: primes, dots, bases, numbers side by side, coth as cot of h."""
 TEXT = re.compile(rf"\\{NAMED}\{{[^{{}}]*\}}")
 DENIED = re.compile(
     r"(?<![\\a-zA-Z])(?:not|no|wrong|incorrect|false|more|less|fewer|greater|larger|smaller|least|most|above|below|over"
@@ -103,6 +108,9 @@ def spelled(text: str) -> str:
     """An expression with what math-verify misreads in a spelling that it reads: degrees of an angle, 0.333…, names."""
     for pattern, instead in SPELLINGS:
         text = pattern.sub(instead, text)
+    before = None
+    while before != text:  # from the outermost to the innermost
+        before, text = text, ARGUMENT.sub(r"\1\\left(\2\\right)", text)
     if ANGLE.search(text):
         text = DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     return text.strip()
